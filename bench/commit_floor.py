@@ -42,7 +42,7 @@ _TOPIC = "commits-alone"
 _PRODUCER = 1
 
 Figures = dict[str, float]
-Floor = Callable[[GatewayProcess, float], Coroutine[None, None, Figures]]
+Floor = Callable[[GatewayProcess, float, float], Coroutine[None, None, Figures]]
 
 
 class Log:
@@ -99,7 +99,7 @@ async def _opened(gateway: GatewayProcess, partitions: int) -> AsyncIterator[Log
         await database.close()
 
 
-async def one_at_a_time(gateway: GatewayProcess, seconds: float) -> Figures:
+async def one_at_a_time(gateway: GatewayProcess, seconds: float, warm_up_s: float) -> Figures:
     """Commit one record of 100 bytes after the other."""
 
     async def commit_for(seconds: float) -> list[float]:
@@ -111,11 +111,11 @@ async def one_at_a_time(gateway: GatewayProcess, seconds: float) -> Figures:
         return times_ms
 
     async with _opened(gateway, 1) as log:
-        await commit_for(WARM_UP_S)
+        await commit_for(warm_up_s)
         return _latency(await commit_for(seconds))
 
 
-async def paced(gateway: GatewayProcess, seconds: float) -> Figures:
+async def paced(gateway: GatewayProcess, seconds: float, warm_up_s: float) -> Figures:
     """Commit a thousand records of 100 bytes a second, by two committers that share the partitions."""
 
     async def commit_for(seconds: float) -> list[float]:
@@ -127,7 +127,7 @@ async def paced(gateway: GatewayProcess, seconds: float) -> Figures:
 
     async with _opened(gateway, PARTITIONS) as log:
         logs = log.divided(COMMITTERS)
-        await commit_for(WARM_UP_S)
+        await commit_for(warm_up_s)
         spent_s = _cpu_s(gateway)
         waited_ms = await commit_for(seconds)
         spent_s = _cpu_s(gateway) - spent_s
@@ -150,7 +150,7 @@ async def _commit_when_due(log: Log, dues_s: Sequence[float]) -> list[float]:
     return waited_ms
 
 
-async def five_in_flight(gateway: GatewayProcess, seconds: float) -> Figures:
+async def five_in_flight(gateway: GatewayProcess, seconds: float, warm_up_s: float) -> Figures:
     """Commit five idempotent batches of 16 KiB at a time, over six partitions."""
 
     async def commit_for(seconds: float) -> tuple[int, float]:
@@ -163,7 +163,7 @@ async def five_in_flight(gateway: GatewayProcess, seconds: float) -> Figures:
         return records, time.perf_counter() - began_s
 
     async with _opened(gateway, PARTITIONS) as log:
-        await commit_for(WARM_UP_S)
+        await commit_for(warm_up_s)
         spent_s = _cpu_s(gateway)
         records, took_s = await commit_for(seconds)
         spent_s = _cpu_s(gateway) - spent_s
@@ -191,8 +191,8 @@ FLOORS: Mapping[str, Floor] = {
 """By workload. Two clients share a program if their requests make the same commits."""
 
 
-def measure(name: str, gateway: GatewayProcess, seconds: float) -> Figures:
+def measure(name: str, gateway: GatewayProcess, seconds: float, warm_up_s: float = WARM_UP_S) -> Figures:
     """Run the program of a workload against a started gateway that has no clients."""
     # Only `select` waits for parts of a millisecond; with another selector a paced record would wait for its timer.
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
-        return runner.run(FLOORS[name](gateway, seconds))
+        return runner.run(FLOORS[name](gateway, seconds, warm_up_s))

@@ -120,7 +120,9 @@ def misses(found: Found) -> dict[tuple[str, str], list[Target]]:
     return missed
 
 
-def floors(names: Iterable[str], seconds: float) -> dict[tuple[str, str], float]:
+def floors(
+    names: Iterable[str], seconds: float, warm_up_s: float = commit_floor.WARM_UP_S
+) -> dict[tuple[str, str], float]:
     """Return the figures of programs that make only the commits of these workloads, each on a fresh gateway. A workload
     without such a program has none."""
     figures: dict[tuple[str, str], float] = {}
@@ -131,7 +133,7 @@ def floors(names: Iterable[str], seconds: float) -> dict[tuple[str, str], float]
             gateway = GatewayProcess(directory, database_url=None, settings={}, environment={})
             try:
                 gateway.start()
-                alone = commit_floor.measure(name, gateway, seconds)
+                alone = commit_floor.measure(name, gateway, seconds, warm_up_s)
             finally:
                 gateway.close()
         figures.update({(name, figure): value for figure, value in alone.items()})

@@ -1,6 +1,8 @@
 """`python -m bench.pipeline`: rates of archive, verify and replay on local[2], with a gateway on the same two cores.
 
-    python -m bench.pipeline                    rates of archive, verify and replay
+    python -m bench.pipeline                    rates of archive, verify and replay, and of Iceberg beside Delta
+    python -m bench.pipeline table              the newest row per key, from ten changes of each key
+    python -m bench.pipeline topics             a thousand small topics in one job
     python -m bench.pipeline peer               archive beside the same job from Apache Kafka, in turns
     python -m bench.pipeline latency            the gateway's produce latency, without an archive and with one
     python -m bench.pipeline size --gigabytes 4 --memory 512m    a large topic through a small heap
@@ -35,16 +37,21 @@ from tests.gateway_process import GatewayProcess
 from tests.kafka.process import KafkaProcess, assemble
 
 PARTITIONS, RECORD_BYTES, BATCH = 4, 200, 1_000_000
-TARGETS = {"archive": 150_000, "verify": 300_000, "replay": 80_000}
-PEER_RATIO, LATENCY_RATIO = 0.8, 2.0
+REPLAYS = {"replay into 24 partitions": 24, "replay into 1,000 partitions": 1_000}
+TARGETS = {"archive": 150_000, "verify": 300_000, **dict(zip(REPLAYS, (100_000, 60_000), strict=True))}
+PEER_RATIO, ICEBERG_RATIO, LATENCY_RATIO = 1.0, 0.8, 2.0
+TABLE_CHANGES, CHANGES_PER_KEY, TABLE_SECONDS = 10_000_000, 10, 240
+TOPICS, TOPIC_PARTITIONS, TOPIC_RECORDS, TOPICS_SECONDS = 1_000, 2, 50, 120
 JOB_SECONDS = 1800
 PACE_SECONDS, PROBES_PER_SECOND, LIVE_PER_SECOND = 25.0, 100, 20_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.pipeline", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", nargs="?", choices=("rates", "peer", "latency", "size"), default="rates")
-    parser.add_argument("--records", type=int, default=5_000_000)
+    parser.add_argument("what", nargs="?", choices=tuple(MEASURES), default="rates")
+    parser.add_argument("--records", type=int, default=5_000_000, help="of a topic (default %(default)s)")
+    parser.add_argument("--changes", type=int, default=TABLE_CHANGES, help="of `table` (default %(default)s)")
+    parser.add_argument("--topics", type=int, default=TOPICS, help="of `topics` (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument(
         "--gigabytes", type=float, default=4.0, help="size of the topic of `size` (default %(default)s)"
@@ -52,11 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--memory", default="1500m", help="memory of the job of `size` (default %(default)s)")
     parser.add_argument("--nice", default="idle", help="niceness of the archive of `latency` (default %(default)s)")
     given = parser.parse_args(arguments)
-    measure: Callable[[argparse.Namespace, GatewayProcess, Path], int] = {
-        "rates": rates, "peer": peer, "latency": latency, "size": size,
-    }[given.what]  # fmt: skip
     with running_gateway() as gateway, tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        return measure(given, gateway, Path(folder))
+        return MEASURES[given.what](given, gateway, Path(folder))
 
 
 # --- what is measured -------------------------------------------------------------------------------------------------
@@ -70,16 +74,66 @@ def rates(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> i
     told(archive := warm(archived.said), "archive", archived)
     proved = run("verify", gateway.pid, *to, "--archive", out)
     told(verify := compared(proved.said), "verify", proved)
-    mapped = f"{topic}={topic}-again"
-    replayed = run("replay", gateway.pid, *to, "--archive", out, "--topic-map", mapped, "--create-topics", *limit)
-    told(replay := warm(replayed.said), "replay", replayed)
-    return verdict({"archive": archive, "verify": verify, "replay": replay})
+    found = {"archive": archive, "verify": verify}
+    for name, partitions in REPLAYS.items():
+        into = ("--topic-map", f"{topic}={topic}-{partitions}", "--partition-map", f"key:{partitions}")
+        begun = ("--create-topics", "--name", f"into-{partitions}", *limit)
+        replayed = run("replay", gateway.pid, *to, "--archive", out, *into, *begun)
+        told(rate := warm(replayed.said), name, replayed)
+        found[name] = rate
+    catalog = ("--format", "iceberg", "--catalog", str(folder / "lake"))
+    iceberg = run("archive", gateway.pid, *to, "--topics", topic, "--out", "events", "--once", *limit, *catalog)
+    told(warm(iceberg.said), "archive to Iceberg", iceberg)
+    ratio = warm(iceberg.said) / archive
+    print(f"Iceberg beside Delta: {ratio:.2f}, target {ICEBERG_RATIO}: {met(ratio >= ICEBERG_RATIO)}", flush=True)
+    return verdict(found) or int(ratio < ICEBERG_RATIO)
+
+
+def table(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> int:
+    """Merge changes of keys into the newest row of each."""
+    keys = given.changes // CHANGES_PER_KEY
+    topic, to = fresh(gateway.bootstrap, given.changes, keys), ("--bootstrap", gateway.bootstrap)
+    out = str(folder / "events")
+    run("archive", gateway.pid, *to, "--topics", topic, "--out", out, "--once")
+    started = time.monotonic()
+    merged = run("table", gateway.pid, "--archive", out, "--out", str(folder / "newest"))
+    seconds = time.monotonic() - started
+    told(warm(merged.said), "table", merged)
+    print(f"table: {given.changes:,} changes of {keys:,} keys in {seconds:.0f} s, target {TABLE_SECONDS} s: "
+          f"{met(seconds <= TABLE_SECONDS)}", flush=True)  # fmt: skip
+    return int(seconds > TABLE_SECONDS)
+
+
+def topics(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> int:
+    """Archive many topics of few records with one job."""
+    names = [f"small-{number}" for number in range(given.topics)]
+    for name in names:
+        create_topic(gateway.bootstrap, name, TOPIC_PARTITIONS)
+    producer = Producer({"bootstrap.servers": gateway.bootstrap, "linger.ms": 20})
+    values = payloads()
+    for name in names:
+        for index in range(TOPIC_RECORDS):
+            producer.produce(name, values[index], b"%d" % index, index % TOPIC_PARTITIONS)
+        producer.poll(0)
+    if producer.flush(300):
+        raise RuntimeError(f"{gateway.bootstrap} did not acknowledge all records")
+    started = time.monotonic()
+    archived = run("archive", gateway.pid, "--bootstrap", gateway.bootstrap, "--pattern", "small-.*", "--once",
+                   "--out", str(folder / "table"))  # fmt: skip
+    seconds = time.monotonic() - started
+    rows = sum(line["rows"] for line in archived.said if line.get("event") == "committed")
+    print(f"topics: {len(names):,} topics, {rows:,} records in {seconds:.0f} s, at most {archived.peak_mib:,} MiB "
+          f"resident; target {TOPICS_SECONDS} s: {met(seconds <= TOPICS_SECONDS)}", flush=True)  # fmt: skip
+    return int(seconds > TOPICS_SECONDS)
+
+
+def met(reached: bool) -> str:
+    return "met" if reached else "MISSED"
 
 
 def verdict(found: dict[str, float]) -> int:
     for job, rate in found.items():
-        said = "met" if rate >= TARGETS[job] else "MISSED"
-        print(f"{job}: {rate:,.0f} records/s, target {TARGETS[job]:,}: {said}", flush=True)
+        print(f"{job}: {rate:,.0f} records/s, target {TARGETS[job]:,}: {met(rate >= TARGETS[job])}", flush=True)
     return 0 if all(rate >= TARGETS[job] for job, rate in found.items()) else 1
 
 
@@ -98,7 +152,7 @@ def peer(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> in
     medians = {name: statistics.median(rate) for name, rate in found.items()}
     ratio = medians["sluice"] / medians["kafka"]
     print(f"archive: sluice {medians['sluice']:,.0f}/s, kafka {medians['kafka']:,.0f}/s, ratio {ratio:.2f}; "
-          f"target {PEER_RATIO}: {'met' if ratio >= PEER_RATIO else 'MISSED'}", flush=True)  # fmt: skip
+          f"target {PEER_RATIO}: {met(ratio >= PEER_RATIO)}", flush=True)  # fmt: skip
     return 0 if ratio >= PEER_RATIO else 1
 
 
@@ -133,9 +187,9 @@ def latency(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) ->
     ratios = {name: p99 / without for name, p99 in found.items()}
     words = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in ratios.items())
     print(f"the archive that caught up: {sum(line['rows'] for line in done):,} records in {len(done)} batches")
-    met = max(ratios.values()) <= LATENCY_RATIO
-    print(f"produce p99: {without:.1f} ms without, {words}; target {LATENCY_RATIO}: {'met' if met else 'MISSED'}")
-    return 0 if met else 1
+    reached = max(ratios.values()) <= LATENCY_RATIO
+    print(f"produce p99: {without:.1f} ms without, {words}; target {LATENCY_RATIO}: {met(reached)}")
+    return 0 if reached else 1
 
 
 def size(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> int:
@@ -154,10 +208,15 @@ def size(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> in
     return 0
 
 
+MEASURES: dict[str, Callable[[argparse.Namespace, GatewayProcess, Path], int]] = {
+    "rates": rates, "table": table, "topics": topics, "peer": peer, "latency": latency, "size": size,
+}  # fmt: skip
+
+
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-def fresh(bootstrap: str, records: int) -> str:
+def fresh(bootstrap: str, records: int, keys: int = 100_000) -> str:
     """Create a topic that holds so many records. Return its name."""
     topic = f"bench-{time.time_ns()}"
     create_topic(bootstrap, topic, PARTITIONS)
@@ -166,7 +225,7 @@ def fresh(bootstrap: str, records: int) -> str:
     for index in range(records):
         while True:
             try:
-                producer.produce(topic, values[index % 1000], b"%d" % (index % 100_000), index % PARTITIONS)
+                producer.produce(topic, values[index % 1000], b"%d" % (index % keys), index % PARTITIONS)
                 break
             except BufferError:
                 producer.poll(0.1)

@@ -16,11 +16,17 @@ from pyspark.sql.types import StructType
 from pipeline.commit import Commit
 from pipeline.errors import PipelineError
 from pipeline.jvm import classes, delta_log, file_system
+from pipeline.partitioning import Part
+from pipeline.sql import literal
 from pipeline.widening import wider
 
 FILE = "_file"
 SAFE_HORIZON_HOURS = 168
 _CHECK = "spark.databricks.delta.retentionDurationCheck.enabled"
+_ORDER = "sluice.sort-by"
+"""Property of a table: the columns by which `merge_files` clusters its rows."""
+_MERGED_AT_ONCE = 100
+"""Partitions whose files one commit merges."""
 
 
 def name(path: str) -> str:
@@ -47,14 +53,44 @@ def exists(spark: SparkSession, path: str) -> bool:
 
 
 def create(
-    spark: SparkSession, path: str, schema: StructType, partitions: Sequence[str] = (), _order: Sequence[str] = ()
+    spark: SparkSession, path: str, schema: StructType, partitions: Sequence[Part] = (), order: Sequence[str] = ()
 ) -> None:
     """Make an empty table unless it is there."""
     if exists(spark, path):
         return
-    columns = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in schema.fields)
-    by = f" PARTITIONED BY ({', '.join(partitions)})" if partitions else ""
-    spark.sql(f"CREATE TABLE IF NOT EXISTS {name(path)} ({columns}) USING DELTA{by}")
+    name(path)
+    java = classes(spark)
+    tables, session = java.io.delta.tables.DeltaTable, spark._jsparkSession
+    # SQL knows no generated columns of Delta.
+    builder = tables.createIfNotExists(session).location(path)
+    for field in schema.fields:
+        builder = builder.addColumn(field.name, field.dataType.simpleString())
+    for part in partitions:
+        if part.unit:
+            kind, expression = _derived(part)
+            column = tables.columnBuilder(session, _partition(part)).dataType(kind).generatedAlwaysAs(expression)
+            builder = builder.addColumn(column.build())
+    if partitions:
+        names = java.org.apache.spark.api.python.PythonUtils.toSeq([_partition(part) for part in partitions])
+        builder = builder.partitionedBy(names)
+    if order:
+        builder = builder.property(_ORDER, ",".join(order))
+    builder.execute()
+
+
+def _partition(part: Part) -> str:
+    """Return the name of the column that a table is partitioned by."""
+    return f"{part.column}_{part.unit}" if part.unit else part.column
+
+
+def _derived(part: Part) -> tuple[str, str]:
+    """Return type and expression of a generated column. Delta derives filters by day and hour from one on the time."""
+    column = f"`{part.column}`"
+    if part.unit == "day":
+        return "date", f"CAST({column} AS DATE)"
+    if part.unit == "hour":
+        return "string", f"DATE_FORMAT({column}, 'yyyy-MM-dd-HH')"
+    return "int", f"PMOD(HASH({column}), {part.count})"
 
 
 def drop(spark: SparkSession, path: str) -> None:
@@ -130,8 +166,42 @@ def files(spark: SparkSession, path: str) -> DataFrame:
 def rewrite(spark: SparkSession, path: str, condition: str, target_bytes: int, order: Sequence[str]) -> tuple[int, int]:
     for limit in ("maxFileSize", "minFileSize"):
         spark.conf.set(f"spark.databricks.delta.optimize.{limit}", target_bytes)
-    rows = spark.sql(f"OPTIMIZE {name(path)} WHERE {condition} ZORDER BY ({', '.join(order)})").collect()
+    # Delta has no statistics of bytes. Rows that lie together by them are still found faster within a file.
+    spark.conf.set("spark.databricks.delta.optimize.zorder.checkStatsCollection.enabled", "false")
+    where = f" WHERE {condition}" if condition else ""
+    by = f" ZORDER BY ({', '.join(f'`{each}`' for each in order)})" if order else ""
+    rows = spark.sql(f"OPTIMIZE {name(path)}{where}{by}").collect()
     return rows[0].metrics.numFilesRemoved, rows[0].metrics.numFilesAdded
+
+
+def merge_files(spark: SparkSession, path: str, target_bytes: int, least_files: int) -> tuple[int, int]:
+    snapshot = delta_log(spark, path).unsafeVolatileSnapshot()
+    columns = partitioned_by(spark, path)
+    own = snapshot.metadata().configuration().get(_ORDER)
+    order = [each for each in (own.get().split(",") if own.isDefined() else ()) if each not in columns]
+    files = DataFrame(snapshot.allFiles().toDF(), spark).where(F.col("size") < target_bytes // 2)
+    values = [F.col("partitionValues")[each].alias(each) for each in columns]
+    small = files.groupBy(*values).count().where(F.col("count") >= least_files).collect()
+    if not columns:
+        return rewrite(spark, path, "", target_bytes, order) if small else (0, 0)
+    removed = added = 0
+    for start in range(0, len(small), _MERGED_AT_ONCE):
+        some = small[start : start + _MERGED_AT_ONCE]
+        condition = " OR ".join(f"({' AND '.join(_equals(column, row[column]) for column in columns)})" for row in some)
+        one = rewrite(spark, path, condition, target_bytes, order)
+        removed, added = removed + one[0], added + one[1]
+    return removed, added
+
+
+def _equals(column: str, value: str | None) -> str:
+    return f"`{column}` IS NULL" if value is None else f"`{column}` = {literal(value)}"
+
+
+def partitioned_by(spark: SparkSession, path: str) -> list[str]:
+    """Return the columns that a table is partitioned by."""
+    java = classes(spark)
+    columns = delta_log(spark, path).unsafeVolatileSnapshot().metadata().partitionColumns()
+    return list(java.scala.jdk.javaapi.CollectionConverters.asJava(columns))
 
 
 def vacuum(spark: SparkSession, path: str, hours: float) -> int:

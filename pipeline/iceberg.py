@@ -22,7 +22,9 @@ from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 from pipeline.commit import Commit
 from pipeline.errors import PipelineError
 from pipeline.jvm import classes, file_system
+from pipeline.partitioning import Part
 from pipeline.schema import RECORD
+from pipeline.sql import literal
 from pipeline.widening import wider
 
 PREFIX = "iceberg:"
@@ -77,23 +79,30 @@ def exists(spark: SparkSession, where: str) -> bool:
 
 
 def create(
-    spark: SparkSession, where: str, schema: StructType, partitions: Sequence[str] = (), order: Sequence[str] = ()
+    spark: SparkSession, where: str, schema: StructType, partitions: Sequence[Part] = (), order: Sequence[str] = ()
 ) -> None:
     if exists(spark, where):
         return
     namespace, _ = parts(where)
     columns = ", ".join(f"`{field.name}` {_ddl(field.dataType)}" for field in schema.fields)
-    by = f" PARTITIONED BY ({', '.join(partitions)})" if partitions else ""
+    fields = [_transform(part) for part in partitions]
+    by = f" PARTITIONED BY ({', '.join(fields)})" if fields else ""
     properties = ", ".join(f"'{name}' = '{value}'" for name, value in _PROPERTIES.items())
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.`{namespace}`")
     spark.sql(f"CREATE TABLE IF NOT EXISTS {quoted(where)} ({columns}) USING iceberg{by} TBLPROPERTIES ({properties})")
     if not order and partitions and "offset" in schema.names:
-        named = {part.strip("`") for part in partitions}
+        named = {part.column for part in partitions if not part.unit}
         order = [name for name in ("topic", "partition", "offset") if name not in named]
     if order:
         # Rows of one partition must follow each other, or a task would write many files at once.
-        whole = ", ".join((*partitions, *order))
+        whole = ", ".join((*fields, *(f"`{name}`" for name in order)))
         spark.sql(f"ALTER TABLE {quoted(where)} WRITE LOCALLY ORDERED BY {whole}")
+
+
+def _transform(part: Part) -> str:
+    if part.unit == "bucket":
+        return f"bucket({part.count}, `{part.column}`)"
+    return f"{part.unit}s(`{part.column}`)" if part.unit else f"`{part.column}`"
 
 
 def drop(spark: SparkSession, where: str) -> None:
@@ -131,6 +140,24 @@ def rewrite(
         f"sort_order => '{', '.join(order)}', where => {literal(condition)}, options => {options})"
     ).collect()
     return rows[0].rewritten_data_files_count, rows[0].added_data_files_count
+
+
+def merge_files(spark: SparkSession, where: str, target_bytes: int, least_files: int) -> tuple[int, int]:
+    held = classes(spark).org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, quoted(where))
+    # Without an order of its own, a table's files are merged as they are.
+    strategy = "binpack" if held.sortOrder().isUnsorted() else "sort"
+    options = f"map('target-file-size-bytes', '{target_bytes}', 'min-input-files', '{least_files}')"
+    rows = spark.sql(
+        f"CALL {CATALOG}.system.rewrite_data_files(table => '{_plain(where)}', strategy => '{strategy}', "
+        f"options => {options})"
+    ).collect()
+    return rows[0].rewritten_data_files_count, rows[0].added_data_files_count
+
+
+def partitioned_by(spark: SparkSession, where: str) -> list[str]:
+    """Return the names of a table's partition fields."""
+    held = classes(spark).org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, quoted(where))
+    return [each.name() for each in held.spec().fields()]
 
 
 def vacuum(spark: SparkSession, where: str, hours: float) -> int:
@@ -294,11 +321,6 @@ def _plain(where: str) -> str:
     """A table by its location, as a procedure takes it."""
     namespace, name = parts(where)
     return f"`{namespace}`.`{name}`"
-
-
-def literal(content: str) -> str:
-    """Return a text as SQL takes it."""
-    return "'" + content.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _head(spark: SparkSession, name: str) -> int | None:

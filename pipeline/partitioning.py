@@ -1,13 +1,14 @@
 """Partitions and order of a table, as a user names them: columns, days and hours of a time, buckets of a column.
 
-The one idea: a part is checked against the table's columns before anything is made, and becomes the words of the
-format. Only Iceberg derives partitions from columns; Delta's are columns.
+The one idea: a part is checked against the table's columns before anything is made. Each format then says it in its
+own words (`delta.py`, `iceberg.py`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pyspark.sql.types import ArrayType, StructType, TimestampType
 
@@ -19,12 +20,20 @@ _PART = re.compile(
 MAX_BUCKETS = 10_000
 
 
-def partitions(text: str, schema: StructType, *, derived: bool) -> list[str]:
-    """Return the parts of `--partition-by` in SQL. `derived`: the format derives partitions from columns.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A partition by a column, or by what is derived from one."""
 
-    PipelineError if a part has no meaning for these columns.
-    """
-    found: list[str] = []
+    column: str
+    unit: str = ""
+    """day, hour or bucket; empty for the column itself."""
+    count: int = 0
+    """Number of buckets."""
+
+
+def partitions(text: str, schema: StructType) -> list[Part]:
+    """Return the parts of `--partition-by`. PipelineError if one has no meaning for these columns."""
+    found: list[Part] = []
     for part in _parts(text):
         match = _PART.fullmatch(part)
         if match is None:
@@ -34,26 +43,21 @@ def partitions(text: str, schema: StructType, *, derived: bool) -> list[str]:
             )
         name = match["time"] or match["bucketed"] or match["column"]
         _check(name, "--partition-by", schema)
-        if match["column"] is None and not derived:
-            raise PipelineError(
-                f"--partition-by {part}: a Delta table has no partitions that are derived from a column.",
-                "Take --format iceberg, or name columns only.",
-            )
         if match["time"] is not None and not isinstance(schema[name].dataType, TimestampType):
             raise PipelineError(f"--partition-by {part}: {name} is no time.", "Name a column of timestamps.")
         if match["count"] is not None and not 1 <= int(match["count"]) <= MAX_BUCKETS:
             raise PipelineError(f"--partition-by {part} has no buckets, or too many.", f"Take 1 to {MAX_BUCKETS:,}.")
-        unit = f"{match['unit']}s(`{name}`)" if match["unit"] else None
-        found.append(unit or (f"bucket({match['count']}, `{name}`)" if match["count"] else f"`{name}`"))
+        unit = match["unit"] or ("bucket" if match["count"] else "")
+        found.append(Part(name, unit, int(match["count"] or 0)))
     return found
 
 
 def order(text: str, schema: StructType) -> list[str]:
-    """Return the columns of `--sort-by` in SQL. PipelineError if one cannot be sorted by."""
+    """Return the columns of `--sort-by`. PipelineError if one cannot be sorted by."""
     found = _parts(text)
     for name in found:
         _check(name, "--sort-by", schema)
-    return [f"`{name}`" for name in found]
+    return list(found)
 
 
 def _parts(text: str) -> Sequence[str]:

@@ -19,8 +19,10 @@ from pipeline import delta, iceberg
 from pipeline.commit import Commit
 from pipeline.errors import PipelineError
 from pipeline.jvm import classes, file_system
+from pipeline.partitioning import Part
+from pipeline.schema import ARCHIVE_PARTITIONS
+from pipeline.sql import literal
 
-quoted = iceberg.literal
 _LOST_FILES = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
 
 
@@ -43,9 +45,12 @@ def exists(spark: SparkSession, where: str) -> bool:
 
 
 def create(
-    spark: SparkSession, where: str, schema: StructType, partitions: Sequence[str] = (), order: Sequence[str] = ()
+    spark: SparkSession, where: str, schema: StructType, partitions: Sequence[Part] = (), order: Sequence[str] = ()
 ) -> None:
-    """Make an empty table unless it is there. Only Iceberg keeps an order: the one of rows in a file."""
+    """Make an empty table unless it is there.
+
+    Iceberg writes each file in `order`. In a Delta table `merge_files` clusters rows by it.
+    """
     _format(where).create(spark, where, schema, partitions, order)
 
 
@@ -96,7 +101,7 @@ def replace(frame: DataFrame, where: str, version: int, days: Sequence[tuple[str
 
     The files of those days are not read. The commit carries no progress.
     """
-    spans = " OR ".join(f"(topic = {quoted(topic)} AND date = DATE {quoted(str(day))})" for topic, day in days)
+    spans = " OR ".join(f"(topic = {literal(topic)} AND date = DATE {literal(str(day))})" for topic, day in days)
     _format(where).replace(frame, where, version, spans)
 
 
@@ -146,6 +151,19 @@ def rewrite(
     Rows and progress stay as they are. Return the number of removed and of added files.
     """
     return _format(where).rewrite(spark, where, condition, target_bytes, order)
+
+
+def merge_files(spark: SparkSession, where: str, target_bytes: int, least_files: int) -> tuple[int, int]:
+    """Merge the small files of each partition that has at least `least_files` of them, in the table's own order.
+
+    Rows and progress stay as they are. Return the number of removed and of added files.
+    """
+    return _format(where).merge_files(spark, where, target_bytes, least_files)
+
+
+def is_archive(spark: SparkSession, where: str) -> bool:
+    """Return whether a table is partitioned as `archive` does it."""
+    return tuple(_format(where).partitioned_by(spark, where)) == ARCHIVE_PARTITIONS
 
 
 def vacuum(spark: SparkSession, where: str, hours: float) -> int:

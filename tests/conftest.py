@@ -20,7 +20,7 @@ from tests.rotation import PARTS, part_of, rotated
 
 NO_SETTINGS: Mapping[str, str] = {}
 MARKS = {"alone": ("mark.alone",), "long": ("mark.long", "first_always")}
-"""Names that give a test a mark. A collection of all modules takes a quarter of a minute of each worker's CPU, so a run
+"""Names that give a test a mark. A collection of all modules takes eight seconds of each worker's CPU, so a run
 of one mark collects only the modules that mention it."""
 
 _servers: list[Databases] = []

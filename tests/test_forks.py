@@ -60,6 +60,13 @@ def test_gateway_holds_no_descriptor_of_its_parent_or_of_another(gateway_factory
     assert first.stop() == second.stop() == 0
 
 
+def test_gateway_shares_most_of_its_memory_with_its_parent(gateway_factory: GatewayFactory) -> None:
+    """A copied page is what a fork costs most."""
+    lines = Path(f"/proc/{gateway_factory().pid}/smaps_rollup").read_text().splitlines()[1:]
+    kilobytes = {name: int(size.split()[0]) for name, size in (line.split(":") for line in lines)}
+    assert kilobytes["Shared_Dirty"] > kilobytes["Private_Dirty"], kilobytes
+
+
 def test_parent_of_forks_ends_with_the_process_that_started_it() -> None:
     done = subprocess.run(
         [sys.executable, "-c", STARTS_AND_ENDS], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=True

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-MOST = 67
+TOOLS = ("bench", "compat")
+"""Tests of programs that measure the product. Their constants are not the product's."""
+MOST = 63
 """Lower this number when a constant becomes an argument."""
 
 
@@ -29,6 +31,7 @@ def test_no_further_constant_is_replaced_by_a_test() -> None:
     found = [
         f"{path.relative_to(TESTS)}: {name}"
         for path in sorted(TESTS.rglob("*.py"))
+        if path.relative_to(TESTS).parts[0] not in TOOLS
         for name in replaced_constants(path.read_text())
     ]
     assert len(found) <= MOST, "make the bound an argument of a constructor:\n" + "\n".join(found)

@@ -29,6 +29,7 @@ from pipeline.archive.start import starting_offsets
 from pipeline.archive.transforms import to_records
 from pipeline.errors import PipelineError, explain
 from pipeline.kafka import Cluster, Log, Partition, UnreachableError
+from pipeline.partitioning import Part
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
 from pipeline.schema import ARCHIVE_PARTITIONS, DEAD_LETTER, RECORD
@@ -163,9 +164,9 @@ class Archive:
 
     def open(self) -> None:
         """Make the tables unless they are there, and read how far they are."""
-        table.create(self._spark, self._out, RECORD, ARCHIVE_PARTITIONS)
+        table.create(self._spark, self._out, RECORD, [Part(name) for name in ARCHIVE_PARTITIONS])
         if self._typing is not None:
-            table.create(self._spark, self._dead_letters, DEAD_LETTER, ("topic",))
+            table.create(self._spark, self._dead_letters, DEAD_LETTER, [Part("topic")])
         self._progress = last_progress(self._spark, self._out) or Progress()
 
     def step_once(self, until: Mapping[Partition, int] | None = None) -> Planned:
@@ -373,7 +374,7 @@ class Archive:
             table.append(dead, self._dead_letters, APPLICATION, after.batch, after.to_json())
             records = records.drop("reason")
         elif unreadable is not None:
-            table.create(self._spark, self._dead_letters, DEAD_LETTER, ("topic",))
+            table.create(self._spark, self._dead_letters, DEAD_LETTER, [Part("topic")])
             table.append(unreadable, self._dead_letters, APPLICATION, after.batch, after.to_json())
         table.append(
             records, self._out, APPLICATION, after.batch, after.to_json(), merge_schema=self._typing is not None

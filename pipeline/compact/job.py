@@ -1,8 +1,9 @@
-"""Merge an archive's small files, ordered by partition and offset, and remove files that no reader needs any more.
+"""Merge a table's small files, in order, and remove files that no reader needs any more.
 
-The one idea: topic by topic and day by day, each in a commit of its own, so that it can be stopped and started at any
-moment, and beside an archive that runs: what it rewrites are files that are committed, what the archive adds are
-others. The vacuum keeps every file that a version younger than the horizon names, and every younger file.
+The one idea: an archive is merged topic by topic and day by day, each in a commit of its own, so that the job can be
+stopped and started at any moment, and beside an archive that runs: it rewrites files that are committed, and the
+archive adds others. A table that `table` made is merged by its own partitions and in its own order. The vacuum keeps
+every file that a version younger than the horizon names, and every younger file.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pipeline.errors import PipelineError, explain
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
 from pipeline.schema import ARCHIVE_CLUSTER
+from pipeline.sql import literal
 from pipeline.ticker import Ticker
 
 LEAST_HORIZON_HOURS = 1
@@ -26,7 +28,9 @@ MEGABYTE = 1024 * 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--archive", required=True, metavar="TABLE", help="the table that `archive` wrote")
+    parser.add_argument(
+        "--archive", "--table", required=True, metavar="TABLE", help="the table that `archive` or `table` wrote"
+    )
     parser.add_argument(
         "--file-mb", type=int, default=256, metavar="N", help="size of a merged file (default %(default)s)"
     )
@@ -58,7 +62,11 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
 
 
 def merge(spark: SparkSession, where: str, arguments: argparse.Namespace, lines: Lines, stop: Stop) -> None:
+    """Merge the small files. PipelineError if another writer replaced the same files of a table that is no archive."""
     target = arguments.file_mb * MEGABYTE
+    if not table.is_archive(spark, where):
+        _merge_whole(spark, where, target, arguments.least_files, lines)
+        return
     parts = worth_compacting(table.files(spark, where), target, arguments.least_files).collect()
     lines.say(
         f"{len(parts)} days of topics are worth merging, {sum(part.files for part in parts):,} files", event="begin"
@@ -68,7 +76,7 @@ def merge(spark: SparkSession, where: str, arguments: argparse.Namespace, lines:
             lines.say(f"stopped; {len(parts) - index + 1} days are left for the next time", event="end")
             return
         started = time.monotonic()
-        day = f"topic = {table.quoted(part.topic)} AND date = {table.quoted(str(part.date))}"
+        day = f"topic = {literal(part.topic)} AND date = {literal(str(part.date))}"
         try:
             with Ticker(spark, lines, stop, "what was merged stays merged"):
                 removed, added = table.rewrite(spark, where, day, target, ARCHIVE_CLUSTER)
@@ -84,6 +92,17 @@ def merge(spark: SparkSession, where: str, arguments: argparse.Namespace, lines:
             f"{added:,} in {time.monotonic() - started:.1f} s",
             event="merged", removed=removed, added=added,
         )  # fmt: skip
+
+
+def _merge_whole(spark: SparkSession, where: str, target: int, least_files: int, lines: Lines) -> None:
+    started = time.monotonic()
+    lines.say(f"merges the small files of {where}", event="begin")
+    with Ticker(spark, lines):
+        removed, added = table.merge_files(spark, where, target, least_files)
+    lines.say(
+        f"{removed:,} files into {added:,} in {time.monotonic() - started:.1f} s",
+        event="merged", removed=removed, added=added,
+    )  # fmt: skip
 
 
 def vacuum(spark: SparkSession, where: str, hours: float, lines: Lines) -> None:

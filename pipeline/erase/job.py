@@ -36,6 +36,7 @@ from pipeline.manifest import signature
 from pipeline.manifest.document import Manifest, differences
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
+from pipeline.sql import literal
 from pipeline.ticker import Ticker
 
 DIFFERENT = 3
@@ -309,7 +310,7 @@ class Erasure:
             before, batch=before.batch + 1, run=uuid.uuid4().hex, erased=(*before.erased, *fresh)[-MAX_ERASED:]
         )
         key = spark.createDataFrame([(topic, bytearray(self._key))], "topic string, key binary")
-        on = f"old.topic = {table.quoted(topic)} AND old.topic = new.topic AND old.key = new.key"
+        on = f"old.topic = {literal(topic)} AND old.topic = new.topic AND old.key = new.key"
         self._lines.say(f"rewrites {self._where} without the key", event="rewrites")
         with self._ticker():
             table.merge(key, self._where, on, _DELETE, archive_job.APPLICATION, after.batch, after.to_json())

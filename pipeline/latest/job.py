@@ -106,12 +106,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--partition-by", default="topic", metavar="A,B",
-        help="of a new table: columns, and for Iceberg also day(COLUMN), hour(COLUMN), bucket(N,COLUMN) "
-        "(default %(default)s)",
+        help="of a new table: columns, day(COLUMN), hour(COLUMN), bucket(N,COLUMN) (default %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--sort-by", default="", metavar="A,B", help="columns that order the files of a new Iceberg table"
-    )
+        "--sort-by", default="", metavar="A,B",
+        help="columns that order the rows of a new table, when Iceberg writes a file and when `compact` merges some",
+    )  # fmt: skip
     parser.add_argument("--max-batch-records", type=int, default=2_000_000, metavar="N", help="(default %(default)s)")
 
 
@@ -178,10 +178,8 @@ def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop
 
 def _create(spark: SparkSession, out: str, arguments: argparse.Namespace) -> None:
     """Make the table unless it is there: its partitions and order stay as they were then."""
-    schema, derived = HISTORY if arguments.history else NEWEST, table.is_iceberg(out)
-    parts, order = partitions(arguments.partition_by, schema, derived=derived), sorting(arguments.sort_by, schema)
-    if order and not derived:
-        raise PipelineError("--sort-by is for Iceberg tables.", "Leave it out; `compact` clusters Delta tables.")
+    schema = HISTORY if arguments.history else NEWEST
+    parts, order = partitions(arguments.partition_by, schema), sorting(arguments.sort_by, schema)
     table.create(spark, out, schema, parts, order)
 
 

@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from confluent_kafka.admin import ConfigResource, NewTopic, ResourceType
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, ParseException, PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline import catalog, kafka, session, table
@@ -30,12 +30,14 @@ from pipeline.errors import PipelineError, explain
 from pipeline.kafka import Cluster, Partition, UnreachableError
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
-from pipeline.replay import topics
+from pipeline.replay import compare, topics
 from pipeline.replay.plan import Done, Plan, by_key, partition_map, topic_map
 from pipeline.replay.produce import Writer
 from pipeline.replay.transforms import in_order, select_records, summary, translate, with_targets, written
 from pipeline.schema import OFFSET_MAP
 from pipeline.ticker import Ticker
+from pipeline.verify.compare import pieces, work_frame
+from pipeline.verify.topic import TopicReader
 
 APPLICATION = "sluice-replay"
 MAX_TASKS = 64
@@ -76,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--map", metavar="TABLE", help="the table of its offset map (default: ARCHIVE_NAME_map)")
     how.add_argument("--max-batch-records", type=int, default=1_000_000, metavar="N", help="(default %(default)s)")
     how.add_argument("--max-rate", type=float, metavar="N", help="records per second")
+    how.add_argument("--no-compare", action="store_true", help="do not read the targets again at the end")
     how.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
     groups = parser.add_argument_group("groups, when the records are there")
     groups.add_argument("--translate-groups", metavar="A,B|all", help="carry committed offsets over; empty groups only")
@@ -155,6 +158,8 @@ class Replay:
                              batch=done.batch)  # fmt: skip
         if not self._stop.asked:
             self._check_held(done)
+            if not self._arguments.no_compare:
+                self._compare(done.plan)
         words = "stopped; start it again to go on" if self._stop.asked else "done"
         self._lines.say(f"{words}: the offset map is {self._map}", event="end")
 
@@ -416,6 +421,43 @@ class Replay:
         records = topics.check_held(done.plan.bases, self._written(None), logs)
         self._lines.say(f"the targets hold all {records:,} records that were replayed", event="held", records=records)
 
+    def _compare(self, plan: Plan) -> None:
+        """Read the targets, and compare them with the archive; PipelineError if a record differs."""
+        policies = self._cluster.configs([ConfigResource(ResourceType.TOPIC, name) for name in sorted(plan.target_ids)])
+        compacted = sorted(
+            each.name for each, config in policies.items() if "compact" in config.get("cleanup.policy", "")
+        )
+        if compacted:
+            self._lines.say(
+                f"{', '.join(compacted)}: not compared, because compaction removes records", event="compacted"
+            )
+        bases = {key: base for key, base in plan.bases.items() if key[0] not in compacted}
+        written = self._written(None)
+        work = pieces(Range(*key, base, base + written.get(key, 0)) for key, base in sorted(bases.items()))
+        count = sum(each.records for each in work)
+        if not count:
+            return
+        self._lines.say(f"compares {count:,} records with the archive", event="compare", records=count)
+        started, keep = time.monotonic(), plan.timestamps == "keep"
+        reader = compare.MarkedReader(TopicReader(self._cluster.settings, read_committed=False), keep)
+        chosen = with_targets(select_records(self._records, plan, plan.ranges), plan)
+        archived = compare.expected(chosen.where(~F.col("target_topic").isin(compacted)), keep_timestamps=keep)
+        with Ticker(self._spark, self._lines, self._stop, "what was replayed stands"):
+            held = work_frame(self._spark, work).mapInArrow(reader.records, compare.OUT_DDL)
+            unlike = compare.unequal_partitions(compare.totals(archived), compare.totals(held)).collect()
+            if unlike:
+                differing = {(row.target_topic, row.target_partition) for row in unlike}
+                again = work_frame(self._spark, [each for each in work if (each.topic, each.partition) in differing])
+                rows = compare.unequal_marks(
+                    archived.join(F.broadcast(self._spark.createDataFrame(unlike)), list(compare.KEYS)),
+                    again.mapInArrow(reader.records, compare.OUT_DDL),
+                )
+                raise PipelineError(
+                    f"The targets are not what the archive holds: {_shown(rows.orderBy('mark').first(), unlike[0])}.",
+                    "Replay again under another --name, into a new topic.",
+                )
+        self._lines.step("compared", count, time.monotonic() - started, 0, event="compared")
+
     # --- batches ------------------------------------------------------------------------------------------------
 
     def _bases(self, done: Done) -> dict[Partition, int]:
@@ -452,6 +494,13 @@ class Replay:
         )
         chosen = with_targets(select_records(self._records, plan, ranges), plan)
         return in_order(chosen, plan, tasks).mapInArrow(writer.write, OFFSET_MAP)
+
+
+def _shown(row: Row | None, partition: Row) -> str:
+    """Name a differing record by its source, or its target partition if no single record differs."""
+    if row is None:
+        return f"{partition.target_topic}-{partition.target_partition} has other records"
+    return f"in {row.target_topic}-{row.target_partition} the record of {row.mark or 'no source'}: {row.what}"
 
 
 def _is_final(error: Exception) -> bool:

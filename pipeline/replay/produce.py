@@ -26,6 +26,9 @@ REQUEST_SECONDS = 30.0
 FLUSH_SECONDS = 120.0
 SETTLE_SECONDS = 1.0
 QUEUED_MESSAGES = 50_000
+MAX_UNFINISHED, MAX_UNFINISHED_RUNS = 64, 50_000
+"""Target partitions, and rows of their map, that wait for the broker together. One by one, a thousand partitions of
+few records would spend their time waiting."""
 
 MAP_OUT = pa.schema(
     [
@@ -58,23 +61,26 @@ class Writer:
     settle: bool
     """True if a killed writer may still have requests in flight."""
     records_per_second: float | None = None
+    at_once: int = MAX_UNFINISHED
+    """Target partitions that wait for the broker together."""
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Ordered records in, rows of the offset map out."""
         settle = self.settle or _is_retry()
         with_open = _Run(self)
         try:
-            target: _Target | None = None
+            unfinished: list[_Target] = []
             for batch in batches:
                 for part in _by_target(batch):
                     key = (part["target_topic"][0].as_py(), part["target_partition"][0].as_py())
-                    if target is None or target.key != key:
-                        if target is not None:
-                            yield with_open.finish(target)
-                        target = with_open.begin(key, settle=settle)
-                    with_open.write(target, part)
-            if target is not None:
-                yield with_open.finish(target)
+                    if not unfinished or unfinished[-1].key != key:
+                        runs = sum(len(each.runs) for each in unfinished)
+                        if len(unfinished) == self.at_once or runs > MAX_UNFINISHED_RUNS:
+                            yield with_open.finish(unfinished)
+                            unfinished = []
+                        unfinished.append(with_open.begin(key, settle=settle))
+                    with_open.write(unfinished[-1], part)
+            yield with_open.finish(unfinished)
         finally:
             with_open.close()
 
@@ -165,14 +171,26 @@ class _Run:
         self._check()
         self._slow_down(len(offsets) - skip)
 
-    def finish(self, target: _Target) -> pa.RecordBatch:
-        """Wait until all is stored; the rows of the offset map. An error if the partition does not end as it must."""
+    def finish(self, targets: list[_Target]) -> pa.RecordBatch:
+        """Wait until all is stored; the rows of the offset map. An error if a partition does not end as it must."""
         deadline = time.monotonic() + FLUSH_SECONDS
         while self._producer.flush(1.0):
             self._check()
             if time.monotonic() > deadline:
-                raise KafkaException(f"{target.key[0]}-{target.key[1]}: not stored within {FLUSH_SECONDS:.0f} s")
+                named = ", ".join(f"{topic}-{partition}" for topic, partition in (each.key for each in targets[:3]))
+                raise KafkaException(f"{named}, …: not stored within {FLUSH_SECONDS:.0f} s")
         self._check()
+        for target in targets:
+            self._check_end(target)
+        rows = [
+            (self._writer.name, self._writer.batch, topic, partition, start, *target.key, at, count)
+            for target in targets
+            for topic, partition, start, at, count in target.runs
+        ]
+        columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in MAP_OUT]
+        return pa.record_batch(columns, schema=MAP_OUT)
+
+    def _check_end(self, target: _Target) -> None:
         if target.there > target.seen:
             raise ForeignWriterError(
                 f"{target.key[0]}-{target.key[1]} holds {target.there - target.seen} records more than were replayed"
@@ -180,12 +198,6 @@ class _Run:
         end, expected = self._end(target.key), target.base + target.seen
         if end != expected:
             raise ForeignWriterError(f"{target.key[0]}-{target.key[1]} ends at {end} instead of {expected}")
-        rows = [
-            (self._writer.name, self._writer.batch, topic, partition, start, *target.key, at, count)
-            for topic, partition, start, at, count in target.runs
-        ]
-        columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in MAP_OUT]
-        return pa.record_batch(columns, schema=MAP_OUT)
 
     def close(self) -> None:
         # Records that were not flushed belong to a failed attempt. The next attempt writes them, so they must not

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from pipeline.archive.plan import Progress, Range, without
@@ -13,6 +13,7 @@ from pipeline.kafka import Log, Partition
 from pipeline.verify.sums import BLOCK, COLUMNS
 
 PIECE_BLOCKS = 256
+TASKS_PER_CORE, TASK_RECORDS, TASK_PIECES = 8, 100_000, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,24 @@ def pieces(ranges: Iterable[Range]) -> list[Range]:
             found.append(Range(each.topic, each.partition, start, end))
             start = end
     return found
+
+
+def tasks(pieces: int, records: int, cores: int) -> int:
+    """Return the number of tasks that read so many pieces.
+
+    A task per piece, so that no core waits long for the last. If there are many, several share a task, because each
+    task makes a consumer of its own.
+    """
+    enough = max(TASKS_PER_CORE * cores, min(pieces // TASK_PIECES, records // TASK_RECORDS))
+    return max(1, min(pieces, enough))
+
+
+def work_frame(spark: SparkSession, work: Sequence[Range]) -> DataFrame:
+    """Return a row per piece, spread over tasks: topic, partition, start, end."""
+    rows = [(each.topic, each.partition, each.start, each.end) for each in work]
+    count = tasks(len(rows), sum(each.records for each in work), spark.sparkContext.defaultParallelism)
+    spread = spark.sparkContext.parallelize(rows, count)
+    return spark.createDataFrame(spread, "topic string, partition int, start long, end long")
 
 
 def rounds(work: Sequence[Range], offsets: int) -> Iterator[list[Range]]:

@@ -40,6 +40,7 @@ from pipeline.verify.compare import (
     unequal_blocks,
     unequal_ranges,
     unequal_records,
+    work_frame,
 )
 from pipeline.verify.sums import BLOCK, BLOCK_SUMS, RECORD_SUMS, block_sums, record_sums
 from pipeline.verify.topic import TopicReader
@@ -49,7 +50,6 @@ Comparison = Callable[[DataFrame, Sequence[Range]], list[str]]
 DIFFERENT = 3
 MAX_SHOWN = 20
 ROUND_OFFSETS = 8_000_000
-TASKS_PER_CORE = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -240,13 +240,7 @@ class Verification:
         return [f"{row.topic}-{row.partition} {_offsets(row)}: {row.what}" for row in rows]
 
     def _topic(self, work: Sequence[Range], *, per_record: bool) -> DataFrame:
-        rows = [(each.topic, each.partition, each.start, each.end) for each in work]
-        cores = self._spark.sparkContext.defaultParallelism
-        # A task per piece, so that no core waits long for the last; several pieces per task if there are many.
-        slices = max(1, min(len(rows), max(TASKS_PER_CORE * cores, len(rows) // 4)))
-        frame = self._spark.createDataFrame(
-            self._spark.sparkContext.parallelize(rows, slices), "topic string, partition int, start long, end long"
-        )
+        frame = work_frame(self._spark, work)
         if per_record:
             return frame.mapInArrow(self._reader.records, RECORD_SUMS)
         return frame.mapInArrow(self._reader.blocks, BLOCK_SUMS)

@@ -43,10 +43,10 @@ class TopicReader:
 
     def blocks(self, pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Sums per block. A piece must begin and end at a block's border, but for the first and last of a range."""
-        for topic, partition, chunks in self._pieces(pieces):
+        for topic, partition, read in self.read(pieces):
             sums: dict[int, list[int]] = {}
-            for chunk in chunks:
-                _add(sums, chunk)
+            for messages, times in read:
+                _add(sums, chunk_of(messages, times))
             rows = sorted(sums.items())
             columns = [[topic] * len(rows), [partition] * len(rows), [block for block, _ in rows]]
             columns += [[found[index] for _, found in rows] for index in range(1 + len(COLUMNS))]
@@ -54,14 +54,16 @@ class TopicReader:
 
     def records(self, pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Sums per record."""
-        for topic, partition, chunks in self._pieces(pieces):
-            for chunk in chunks:
+        for topic, partition, read in self.read(pieces):
+            for messages, times in read:
+                chunk = chunk_of(messages, times)
                 names = [topic] * len(chunk.offsets)
                 partitions = [partition] * len(chunk.offsets)
                 columns = [pa.array(each) for each in (chunk.offsets, *chunk.sums)]
                 yield pa.record_batch([pa.array(names), pa.array(partitions, pa.int32()), *columns], schema=RECORDS_OUT)
 
-    def _pieces(self, pieces: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, Iterator[Chunk]]]:
+    def read(self, pieces: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, Iterator[Read]]]:
+        """Yield topic and partition of each piece, and its records. Read these before the next piece."""
         consumer = Consumer(
             {
                 **self.settings,
@@ -87,6 +89,10 @@ class TopicReader:
             consumer.close()
 
 
+Read: TypeAlias = tuple[list[Message], Integers]
+"""Messages, and a row for each: the type of its timestamp, the timestamp."""
+
+
 @dataclass(slots=True)
 class Chunk:
     offsets: Integers
@@ -97,7 +103,7 @@ _offset, _key, _value = methodcaller("offset"), methodcaller("key"), methodcalle
 _headers, _timestamp, _error = methodcaller("headers"), methodcaller("timestamp"), methodcaller("error")
 
 
-def _read(consumer: Consumer, topic: str, partition: int, start: int, end: int) -> Iterator[Chunk]:
+def _read(consumer: Consumer, topic: str, partition: int, start: int, end: int) -> Iterator[Read]:
     """Records from `start` to before `end`. KafkaException if the cluster is silent or refuses."""
     where = TopicPartition(topic, partition, start)
     consumer.assign([where])
@@ -131,7 +137,7 @@ def _read(consumer: Consumer, topic: str, partition: int, start: int, end: int) 
                 messages = [message for message in messages if offset_of(message) < end]
                 times = times[: len(messages)]
             if messages:
-                yield _chunk(messages, times)
+                yield messages, times
         if ended:
             return
 
@@ -142,20 +148,20 @@ def _times(messages: list[Message]) -> Integers:
     return np.fromiter(chain.from_iterable(map(_timestamp, messages)), np.int64, 2 * count).reshape(count, 2)
 
 
-def _chunk(messages: list[Message], times: Integers) -> Chunk:
+def chunk_of(messages: list[Message], times: Integers) -> Chunk:
     count = len(messages)
     offsets = np.fromiter(map(_offset, messages), np.int64, count)
     headers = list(map(_headers, messages))
     sums = [
         times[:, 1] % TIME_MODULUS * 4 + times[:, 0],
-        _bytes_sums(list(map(_key, messages))),
-        _bytes_sums(list(map(_value, messages))),
+        bytes_sums(list(map(_key, messages))),
+        bytes_sums(list(map(_value, messages))),
         np.fromiter(map(headers_sum, headers), np.int64, count) if any(headers) else np.full(count, NULL_SUM),
     ]
     return Chunk(offsets, sums)
 
 
-def _bytes_sums(values: list[bytes | None]) -> Integers:
+def bytes_sums(values: list[bytes | None]) -> Integers:
     try:
         return np.fromiter(map(crc32, cast("list[bytes]", values)), np.int64, len(values))
     except TypeError:  # a null is among them

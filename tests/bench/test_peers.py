@@ -59,11 +59,8 @@ def test_each_target_and_each_program_of_commits_belongs_to_a_workload() -> None
         ("produce-java", {"MiB/s", "server CPU ms/MiB"}),
     ],
 )
-def test_commits_alone_have_the_figures_of_their_workload(
-    name: str, figures: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(commit_floor, "WARM_UP_S", 0.2)
-    found = floors([name, "consume"], seconds=1)
+def test_commits_alone_have_the_figures_of_their_workload(name: str, figures: set[str]) -> None:
+    found = floors([name, "consume"], seconds=1, warm_up_s=0.2)
     assert {figure for _, figure in found} == figures
     assert {workload for workload, _ in found} == {name}
     assert all(value > 0 for value in found.values())

@@ -6,6 +6,7 @@ The failures of Kafka Connect's Iceberg sink are in `test_iceberg_failures.py`.
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -18,7 +19,8 @@ from pipeline.archive import job as archive_job
 from pipeline.archive.job import last_progress
 from pipeline.errors import PipelineError
 from pipeline.latest import job as latest_job
-from pipeline.schema import CHANGE
+from pipeline.partitioning import partitions
+from pipeline.schema import CHANGE, NEWEST
 from tests.gateway_process import GatewayProcess
 from tests.pipeline import jobs, topics
 from tests.pipeline.catalogs import FORMAT, filled, offsets, one_catalog, rows
@@ -157,6 +159,26 @@ def test_offsets_of_a_lost_and_of_a_damaged_file_are_named_and_repaired(
     proof = jobs.verify(lake, gateway.bootstrap, "events", *typed)
     assert (proof.code, proof.events("proved")[0]["offsets"]) == (0, 120)
     assert [row.data["b.c"] for row in rows(lake)] == [*range(0, 120, 2), *range(1, 120, 2)]
+
+
+@one_catalog
+def test_small_files_of_a_table_are_merged_within_its_partitions_and_in_its_order(lake: SparkSession) -> None:
+    where = "iceberg:newest"
+    table.create(lake, where, NEWEST, partitions("bucket(2,key),day(timestamp)", NEWEST), ["key"])
+    for number in (1, 2, 3):
+        rows = [
+            ("t", b"key %d" % (at * 37 % 100), b"v", 0, at, datetime(2026, 1, 1 + at % 2, 12, tzinfo=UTC))
+            for at in range(40 * number, 40 * number + 40)
+        ]
+        table.append(lake.createDataFrame(rows, NEWEST).coalesce(1), where, "tests", number, "{}")
+    before = table.read(lake, where).orderBy("offset").collect()
+    [merged] = jobs.compact(lake, "newest", *FORMAT).events("merged")
+    assert (merged["removed"], merged["added"]) == (12, 4)
+    assert table.merge_files(lake, where, 1 << 20, 2) == (0, 0)
+    assert table.read(lake, where).orderBy("offset").collect() == before
+    for row in lake.sql(f"SELECT file_path FROM {iceberg.quoted(where)}.files").collect():
+        keys = pq.read_table(row.file_path.removeprefix("file:"), columns=["key"], partitioning=None)["key"].to_pylist()
+        assert keys == sorted(keys)
 
 
 @one_catalog

@@ -9,19 +9,22 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pipeline import table
 from pipeline.errors import PipelineError
 from pipeline.latest import job as latest_job
 from pipeline.latest.transforms import versions
-from pipeline.schema import CHANGE, HISTORY
+from pipeline.partitioning import partitions
+from pipeline.schema import CHANGE, HISTORY, NEWEST
 from tests.gateway_process import GatewayProcess
 from tests.pipeline import jobs, topics
 from tests.pipeline.histories import PARTITIONS, applied, changes, held, held_versions, lived, living
 from tests.pipeline.jobs import DiedError, Record
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted")]
+SPREAD = ("--partition-by", "bucket(4,key),day(timestamp),hour(timestamp)", "--sort-by", "key,timestamp")
 
 
 @pytest.fixture
@@ -86,6 +89,63 @@ def test_the_history_holds_every_version_and_when_it_was_valid(
     assert held_versions(spark, history) == lived(records)
     with pytest.raises(PipelineError, match="or --history"):
         jobs.latest(spark, out, history)
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_a_delta_table_has_partitions_that_are_derived_from_its_columns(
+    spark: SparkSession, gateway: GatewayProcess, out: str, history: bool
+) -> None:
+    topic, where = topics.fresh(gateway.bootstrap, PARTITIONS), f"{out}_table"
+    records = living(changes(60, seed=5))
+    given = (*SPREAD, *(["--history"] if history else []), "--max-batch-records", "15")
+
+    def check() -> None:
+        if history:
+            assert held_versions(spark, where) == lived(records)
+        else:
+            assert held(spark, where) == applied(records)
+
+    topics.fill(gateway.bootstrap, topic, records)
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    jobs.latest(spark, out, where, *given)
+    check()
+    opened = DeltaTable(where)
+    assert opened.metadata().partition_columns == ["key_bucket", "timestamp_day", "timestamp_hour"]
+    rows = opened.to_pyarrow_table().to_pylist()
+    assert len({row["key_bucket"] for row in rows}) > 1
+    for row in rows:
+        assert 0 <= row["key_bucket"] < 4
+        assert row["timestamp_day"] == row["timestamp"].date()
+        assert row["timestamp_hour"] == f"{row['timestamp']:%Y-%m-%d-%H}"
+    more = [record for record in changes(20, seed=6) if record[2] is not None]
+    topics.fill(gateway.bootstrap, topic, more)
+    records += more
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    jobs.latest(spark, out, where, *given)
+    check()
+
+
+def test_small_files_of_a_delta_table_are_merged_within_their_partitions(spark: SparkSession, out: str) -> None:
+    table.create(spark, out, NEWEST, partitions("bucket(2,key),day(timestamp)", NEWEST), ["key"])
+
+    def append(number: int, count: int) -> None:
+        # An even number lies on the first of two days.
+        rows = [
+            ("t", b"key %d" % at, b"v", 0, at, datetime(2026, 1, 1 + at % 2, 12, tzinfo=UTC))
+            for at in range(1000 * number, 1000 * number + count)
+        ]
+        table.append(spark.createDataFrame(rows, NEWEST).coalesce(1), out, "tests", number, "{}")
+
+    for number in (1, 2, 3):
+        append(number, 40)
+    assert len(DeltaTable(out).file_uris()) == 12
+    before = table.read(spark, out).orderBy("offset").collect()
+    assert table.merge_files(spark, out, 1 << 20, 2) == (12, 4)
+    assert table.merge_files(spark, out, 1 << 20, 2) == (0, 0)
+    assert table.read(spark, out).orderBy("offset").collect() == before
+    append(4, 1)
+    assert jobs.compact(spark, out).events("merged")[0]["removed"] == 2
+    assert len(DeltaTable(out).file_uris()) == 4
 
 
 def test_versions_of_a_key_that_moved_to_another_partition_follow_each_other_by_time(spark: SparkSession) -> None:

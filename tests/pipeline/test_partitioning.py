@@ -5,18 +5,17 @@ from __future__ import annotations
 import pytest
 
 from pipeline.errors import PipelineError
-from pipeline.partitioning import order, partitions
+from pipeline.partitioning import Part, order, partitions
 from pipeline.schema import NEWEST, RECORD
 
 
 def test_columns_days_hours_and_buckets_become_partitions() -> None:
     text = "topic, bucket(16, key),day(timestamp),hour(timestamp)"
-    assert partitions(text, NEWEST, derived=True) == [
-        "`topic`", "bucket(16, `key`)", "days(`timestamp`)", "hours(`timestamp`)",
+    assert partitions(text, NEWEST) == [
+        Part("topic"), Part("key", "bucket", 16), Part("timestamp", "day"), Part("timestamp", "hour"),
     ]  # fmt: skip
-    assert partitions("topic,partition", NEWEST, derived=False) == ["`topic`", "`partition`"]
-    assert partitions("", NEWEST, derived=True) == []
-    assert order("key, offset", NEWEST) == ["`key`", "`offset`"]
+    assert partitions("", NEWEST) == []
+    assert order("key, offset", NEWEST) == ["key", "offset"]
 
 
 @pytest.mark.parametrize(
@@ -33,11 +32,9 @@ def test_columns_days_hours_and_buckets_become_partitions() -> None:
 )
 def test_a_partition_without_a_meaning_is_refused(text: str, words: str) -> None:
     with pytest.raises(PipelineError, match=words):
-        partitions(text, RECORD, derived=True)
+        partitions(text, RECORD)
 
 
-def test_delta_derives_no_partitions() -> None:
-    with pytest.raises(PipelineError, match="no partitions that are derived from a column"):
-        partitions("day(timestamp)", NEWEST, derived=False)
+def test_an_order_by_an_unknown_column_is_refused() -> None:
     with pytest.raises(PipelineError, match="the table has no column nothing"):
         order("nothing", NEWEST)

@@ -12,7 +12,7 @@ from pipeline.errors import PipelineError
 from pipeline.kafka import Log
 from pipeline.replay import topics
 from pipeline.replay.plan import Done, Plan, by_key, partition_map, topic_map
-from pipeline.verify.compare import PIECE_BLOCKS, pieces, rounds, scopes
+from pipeline.verify.compare import PIECE_BLOCKS, pieces, rounds, scopes, tasks
 from pipeline.verify.sums import BLOCK
 
 A0, A1 = ("a", 0), ("a", 1)
@@ -124,6 +124,13 @@ def test_pieces_end_at_borders_of_blocks() -> None:
     border = PIECE_BLOCKS * BLOCK
     cut = pieces([Range("a", 0, 5, border + 7)])
     assert cut == [Range("a", 0, 5, border), Range("a", 0, border, border + 7)]
+
+
+def test_many_small_pieces_share_tasks_and_large_ones_have_their_own() -> None:
+    assert tasks(3, 10_000_000, 2) == 3
+    assert tasks(2_000, 50_000, 2) == 16
+    assert tasks(400, 400_000_000, 2) == 100
+    assert tasks(0, 0, 2) == 1
 
 
 def test_rounds_keep_every_piece_in_order() -> None:

@@ -445,6 +445,33 @@ def test_a_replay_is_refused_when_it_would_not_be_the_same_or_not_alone(
         jobs.replay(spark, gateway.bootstrap, out, *options)
 
 
+@pytest.mark.parametrize("partition_map", ["same", "key:3"])
+def test_a_replay_is_compared_with_its_archive_at_the_end(
+    spark: SparkSession, gateway: GatewayProcess, out: str, partition_map: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 2)
+    topics.fill(gateway.bootstrap, topic, topics.records(80, 2))
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    options = ("--partition-map", partition_map, "--create-topics", "--max-batch-records", "50")
+    again = ("--topic-map", f"{topic}={topic}-again", *options)
+    told = jobs.replay(spark, gateway.bootstrap, out, *again)
+    assert [line["rows"] for line in told.events("compared")] == [80]
+    now = ("--topic-map", f"{topic}={topic}-now", "--timestamps", "now", "--name", "now", *options)
+    assert len(jobs.replay(spark, gateway.bootstrap, out, *now).events("compared")) == 1
+
+    # The replay is complete, so the same command only compares.
+    spark.sql(f"UPDATE delta.`{out}` SET value = X'00' WHERE partition = 1 AND offset = 17").collect()
+    with pytest.raises(PipelineError, match=rf"the record of {topic}/1/17/\d+: its value is another in the target"):
+        jobs.replay(spark, gateway.bootstrap, out, *again)
+    assert jobs.replay(spark, gateway.bootstrap, out, *again, "--no-compare").events("compared") == []
+    spark.sql(f"DELETE FROM delta.`{out}` WHERE partition = 1 AND offset = 17").collect()
+    with pytest.raises(PipelineError, match=rf"{topic}/1/17/\d+: the archive does not hold it, the target does"):
+        jobs.replay(spark, gateway.bootstrap, out, *again)
+    spark.sql(f"INSERT INTO delta.`{out}` SELECT * FROM delta.`{out}` WHERE partition = 0 AND offset = 3").collect()
+    with pytest.raises(PipelineError, match="The targets are not what the archive holds"):
+        jobs.replay(spark, gateway.bootstrap, out, *again)
+
+
 def test_groups_read_on_at_the_record_they_would_have_read(
     spark: SparkSession, gateway: GatewayProcess, out: str
 ) -> None:

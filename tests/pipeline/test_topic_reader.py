@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from pipeline.verify.sums import time_sum
-from pipeline.verify.topic import Chunk, _read
+from pipeline.verify.topic import Chunk, _read, chunk_of
 
 END_OF_PARTITION, OUT_OF_RANGE = -191, -140
 """An error as librdkafka numbers its own."""
@@ -55,7 +55,8 @@ class Handing:
 
 
 def read(end: int, *lists: list[Handed]) -> list[Chunk]:
-    return list(_read(cast(Consumer, cast(Any, Handing(*lists))), "a", 0, 0, end))
+    found = _read(cast(Consumer, cast(Any, Handing(*lists))), "a", 0, 0, end)
+    return [chunk_of(messages, times) for messages, times in found]
 
 
 def records(*offsets: int) -> list[Handed]:

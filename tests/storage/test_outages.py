@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import random
-import shutil
 import signal
 import threading
 import time
@@ -31,7 +30,7 @@ from storage.segments import SegmentDirectory
 from storage.topics import TopicStore
 from storage.types import NewTopic, Topic
 from tests.disks import Disk, mounted
-from tests.postgres import short_directory
+from tests.postgres import in_memory, short_directory
 from tests.storage.conftest import MakeTopic
 from tests.storage.crash_child import SEGMENT_BYTES, Work, at_every_step
 from tests.storage.crashes import KILLS, LAST_STEP, collected, verify
@@ -40,7 +39,6 @@ SEED = int(os.environ.get("SLUICE_TEST_SEED", "1"))
 FULL_ROUNDS = max(3, KILLS // 4)
 """Rounds with a disk that is really full. Each lasts up to 5 s longer, until Postgres is started again."""
 
-MEMORY = Path("/dev/shm")
 CLUSTER_BYTES = 2 * 1024**3
 """Size of a cluster whose write-ahead log has reached its limit."""
 
@@ -159,23 +157,11 @@ class Play:
 # --- Postgres is killed -----------------------------------------------------------------------------------------------
 
 
-def in_memory() -> Path | None:
-    """A directory in memory, if it has room for a cluster.
-
-    A recovery syncs every file of the cluster, which takes most of its time on a shared disk. A killed process loses
-    none of what it has written to memory.
-    """
-    with contextlib.suppress(OSError):
-        if shutil.disk_usage(MEMORY).free >= CLUSTER_BYTES and os.access(MEMORY, os.W_OK | os.X_OK):
-            return MEMORY
-    return None
-
-
 @pytest.fixture
 async def server() -> AsyncIterator[EmbeddedPostgres]:
     # A server that is killed repeatedly would return ever later, which shows nothing here.
     bounds = Bounds(last_backoff_s=FIRST_BACKOFF_SECONDS)
-    with short_directory(in_memory()) as directory:
+    with short_directory(in_memory(CLUSTER_BYTES)) as directory:
         made = EmbeddedPostgres(directory, bounds=bounds)
         await made.start()
         yield made

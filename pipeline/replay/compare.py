@@ -1,0 +1,122 @@
+"""Compare what a replay wrote with its archive: time, key, value and headers of every record.
+
+The one idea: a replayed record names its source in a header, its mark. Both sides sum, per target partition, the CRC-32
+of each part of a record times a weight from the mark. So a record that is changed, lost, doubled or foreign changes the
+sums. Only the records of partitions whose sums differ are compared one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import pyarrow as pa
+from confluent_kafka import Message
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from pipeline.replay.plan import MARK
+from pipeline.verify.sums import NULL_SUM, headers_column, headers_sum
+from pipeline.verify.topic import Integers, TopicReader, bytes_sums
+
+PARTS = ("timestamp", "key", "value", "headers")
+KEYS = ("target_topic", "target_partition")
+# A sum of any number of records fits 64 bits.
+MODULUS, WEIGHTS = (1 << 31) - 1, 4093
+OUT = pa.schema(
+    [
+        ("target_topic", pa.string()),
+        ("target_partition", pa.int32()),
+        ("mark", pa.string()),
+        *((name, pa.int64()) for name in PARTS),
+    ]
+)
+OUT_DDL = "target_topic string, target_partition int, mark string, " + ", ".join(f"{name} long" for name in PARTS)
+
+
+def expected(targeted: DataFrame, *, keep_timestamps: bool) -> DataFrame:
+    """Return `OUT` of the archive's records, which have their targets beside them."""
+    milliseconds = F.unix_millis("timestamp")
+    mark = F.concat_ws("/", "topic", F.col("partition"), F.col("offset"), milliseconds)
+    # A time of 1970 or before becomes the time of writing.
+    time = F.when(milliseconds > 0, milliseconds).otherwise(0) if keep_timestamps else F.lit(0)
+    return targeted.select(
+        *KEYS,
+        mark.alias("mark"),
+        time.cast("long").alias("timestamp"),
+        _crc(F.col("key")).alias("key"),
+        _crc(F.col("value")).alias("value"),
+        _crc(headers_column()).alias("headers"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedReader:
+    """Runs in Spark's workers: pieces of target partitions in, `OUT` of their records out."""
+
+    reader: TopicReader
+    keep_timestamps: bool
+
+    def records(self, pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for topic, partition, read in self.reader.read(pieces):
+            for messages, times in read:
+                yield self._batch(topic, partition, messages, times)
+
+    def _batch(self, topic: str, partition: int, messages: list[Message], times: Integers) -> pa.RecordBatch:
+        marks: list[str] = []
+        headers: list[int] = []
+        milliseconds = times[:, 1].copy() if self.keep_timestamps else times[:, 1] * 0
+        for index, message in enumerate(messages):
+            own = cast("list[tuple[str, bytes | None]]", message.headers() or [])
+            name, content = own[-1] if own else ("", None)
+            mark = content.decode(errors="replace") if name == MARK and content is not None else ""
+            marks.append(mark)
+            headers.append(headers_sum(own[:-1] if mark else own))
+            source = mark.rpartition("/")[2]
+            if source == "0" or source.startswith("-"):
+                milliseconds[index] = 0
+        keys, values = [each.key() for each in messages], [each.value() for each in messages]
+        count = len(messages)
+        columns = [pa.array(each) for each in (milliseconds, bytes_sums(keys), bytes_sums(values), headers)]
+        named = [pa.array([topic] * count), pa.array([partition] * count, pa.int32()), pa.array(marks)]
+        return pa.record_batch([*named, *columns], schema=OUT)
+
+
+def totals(records: DataFrame) -> DataFrame:
+    """Return the number of records and their sums per target partition."""
+    weight = F.crc32(F.col("mark").cast("binary")) % WEIGHTS + 1
+    sums = [F.sum(F.pmod(F.col(name) * weight, F.lit(MODULUS))).alias(name) for name in PARTS]
+    return records.groupBy(*KEYS).agg(F.count(F.lit(1)).alias("records"), *sums)
+
+
+def unequal_partitions(archive: DataFrame, targets: DataFrame) -> DataFrame:
+    """Return the target partitions whose totals differ."""
+    names = ("records", *PARTS)
+    left, right = archive.alias("a"), targets.alias("t")
+    on = [F.col(f"a.{key}") == F.col(f"t.{key}") for key in KEYS]
+    joined = left.join(right, on[0] & on[1], "full_outer")
+    alike = F.lit(True)
+    for name in names:
+        alike = alike & F.col(f"a.{name}").eqNullSafe(F.col(f"t.{name}"))
+    return joined.where(~alike).select(*(F.coalesce(f"a.{key}", f"t.{key}").alias(key) for key in KEYS))
+
+
+def unequal_marks(archive: DataFrame, targets: DataFrame) -> DataFrame:
+    """Return the records that differ: target partition, mark, and `what` in words."""
+    keys = [*KEYS, "mark"]
+    counted = targets.groupBy(*keys).agg(
+        F.count(F.lit(1)).alias("copies"), *(F.first(name).alias(name) for name in PARTS)
+    )
+    joined = archive.withColumn("there", F.lit(True)).alias("a").join(counted.alias("t"), keys, "full_outer")
+    what = F.when(F.col("there").isNull(), "the archive does not hold it, the target does")
+    what = what.when(F.col("copies").isNull(), "the target does not hold it, the archive does")
+    for name in PARTS:
+        unlike = ~F.col(f"a.{name}").eqNullSafe(F.col(f"t.{name}"))
+        what = what.when(unlike, f"its {name} is another in the target than in the archive")
+    what = what.when(F.col("copies") > 1, "the target holds it more than once")
+    return joined.withColumn("what", what).where("what IS NOT NULL").select(*keys, "what")
+
+
+def _crc(column: Column) -> Column:
+    return F.coalesce(F.crc32(column), F.lit(NULL_SUM))
