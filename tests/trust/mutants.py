@@ -290,8 +290,8 @@ MUTANTS: Sequence[Mutant] = (
             Edit(
                 "storage/mover.py",
                 '            await self._pool.fetch_value(statement("seal_object"), object_id, size_bytes)\n'
-                "            return 0\n        return await self._name(copied, object_id, 0",
-                "        return await self._name(copied, object_id, 0",
+                "            return 0\n        _, moved_bytes = await self._name(copied, object_id, 0",
+                "        _, moved_bytes = await self._name(copied, object_id, 0",
             )
         ],
         ("nothing acknowledged is lost", "every partition can be read to its end", "groups read everything"),

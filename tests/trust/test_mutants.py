@@ -1,0 +1,13 @@
+"""The planted defects of the checker fit the sources, so that a change of the product does not silently disarm one."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.trust.mutants import MUTANTS, ROOT, Mutant
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_edits_of_a_mutant_fit_the_sources(mutant: Mutant) -> None:
+    missing = [edit.old for edit in mutant.edits if edit.old not in (ROOT / edit.path).read_text()]
+    assert not missing, f"the sources of {mutant.name!r} have changed"
