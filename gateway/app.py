@@ -1,9 +1,9 @@
-"""The whole node: every part is made here once, started in order and stopped in reverse.
+"""The whole node: listeners first, then the database and every other part; stopped in reverse.
 
-The one idea: this is the only module that knows all parts. The builders in `gateway/building/` make them, one for each
-room; a part receives what it needs, and no part looks up another. Stopping keeps one promise: every answered request is
-durable, every request in work is answered if `drain_ms` allows, and the node's leases are free at once for the next
-process.
+The one idea: a start does what can be refused before it creates anything, and imports while it waits. The ports are
+bound first. Then `gateway/node.py`, which knows all parts, is imported in a thread while Postgres starts. Stopping
+keeps one promise: every answered request is durable, every request in work is answered if `drain_ms` allows, and the
+node's leases are free at once for the next process.
 """
 
 from __future__ import annotations
@@ -11,70 +11,27 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import structlog
 
-from gateway.apis import SERVED, HandlerServices
-from gateway.apis.admin.new_topics import make_dead_letter_topic
-from gateway.apis.audit import audit_into
-from gateway.apis.coordinator_topics import InternalTopics, prepare
-from gateway.apis.metadata_cache import DescribedTopics
-from gateway.apis.permissions import authorize
-from gateway.building.background import build_background
-from gateway.building.cluster import ClusterPart, build_cluster
-from gateway.building.database import open_database, wait_for_locks
-from gateway.building.groups import GroupPart, build_groups
-from gateway.building.listeners import (
-    Listeners,
-    bind_http,
-    bind_listeners,
-    build_sasl,
-    connections_from,
-    look_for_itself,
-)
-from gateway.building.log import LogPart, build_log
-from gateway.building.readers import SharePart, build_share, build_transactions
-from gateway.building.renewal import INTERVAL_MS as RENEWAL_INTERVAL_MS
-from gateway.building.renewal import Renewal
-from gateway.building.services import Services
-from gateway.building.stores import open_stores
+from gateway.building.database import open_database
+from gateway.building.listeners import bind_http, bind_listeners
 from gateway.building.traces import build_traces
-from gateway.building.undo import STEP_TIMEOUT_S, StartError, Undo
-from gateway.cluster.clock import ClusterClock
-from gateway.cluster.figures import NodeFigures
-from gateway.cluster.histories import Histories
-from gateway.cluster.jobs import Job
-from gateway.config.broker import BrokerConfig
-from gateway.config.broker_parsing import parse_stored
+from gateway.building.undo import StartError, Undo
 from gateway.config.definition import ConfigError
 from gateway.config.listeners import render_address
 from gateway.config.settings import Settings
-from gateway.console.start import start_console
-from gateway.groups.groups import Groups
-from gateway.log.tail import Tail
-from gateway.net.context import Role
-from gateway.net.dispatch import Dispatch, Stages, served_as
-from gateway.net.server import Server
 from gateway.operate.audit_log import AuditLog
-from gateway.operate.exporter import Exporter
 from gateway.operate.metrics import Metrics
 from gateway.operate.supervisor import Supervisor
-from gateway.quotas.throttles import Throttles
-from gateway.security.authenticator import Users, guards
-from gateway.security.delegation import DelegationTokens
-from gateway.share.dead_letters import DeadLetters
-from gateway.sql_door import open_sql_door
 from storage.embedded import EmbeddedPostgresError
 from storage.errors import StorageError
-from storage.monitor import Monitor
-from storage.pool import Database
-from storage.tokens import TokenStore
-from storage.topics import TopicStore
 
 if TYPE_CHECKING:
-    from gateway.operate.http import HttpServer
-    from gateway.tracing.traces import Traces
+    from gateway.groups.groups import Groups
+    from gateway.node import Node, StagesWithFaults
 
 __all__ = ["App", "StartError"]
 
@@ -83,14 +40,6 @@ logger = structlog.get_logger(__name__)
 THREAD_SWITCH_S = 0.0005
 """How long a working thread (validation, compaction) keeps the interpreter from the event loop, which must request
 it again after every call into the kernel. Python's own 5 ms would cost a busy loop most of its time."""
-REMEMBER_INTERVAL_MS = 5_000
-"""Interval at which a node writes down what it knows of its history, for its next run."""
-
-
-class StagesWithFaults(Protocol):
-    """The faults of a node that a test starts."""
-
-    def within(self, stages: Stages[HandlerServices]) -> Stages[HandlerServices]: ...
 
 
 class App:
@@ -103,7 +52,7 @@ class App:
         self.metrics = Metrics(settings.metrics_max_series)
         self.bootstrap = ""
         """Address to which clients connect, once started."""
-        self.addresses: dict[str, str] = {}
+        self.addresses: Mapping[str, str] = {}
         """These addresses by listener."""
         self.groups: Groups | None = None
         """The groups of a node that serves."""
@@ -129,243 +78,24 @@ class App:
     # --- starting -------------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        settings, metrics, undo, start = self.settings, self.metrics, self._undo, self._supervisor.start
+        settings, metrics, undo = self.settings, self.metrics, self._undo
         sys.setswitchinterval(THREAD_SWITCH_S)
         audit_log = None if settings.audit_log is None else AuditLog(settings.audit_log, metrics)
         listeners = await bind_listeners(settings, metrics, undo)
         http = await bind_http(settings, metrics, undo)
         traces = build_traces(settings, render_address(next(iter(listeners.advertised.values()))), metrics, undo)
-        opened = await open_database(settings, undo)
-        database, history = opened.database, opened.history
-        topics = TopicStore(database)
-        broker = await _broker(settings, topics)
-        clock = ClusterClock()
-        await clock.compare(Monitor(database).now_ms)
-
-        stores = await open_stores(settings, broker, database, topics, undo)
-        tail = Tail(settings.tail_bytes)
-        cluster = build_cluster(settings, broker, listeners.advertised, stores, tail, metrics.health)
-        membership, leases = cluster.membership, cluster.leases
-        log = build_log(broker, stores, tail, cluster, metrics, undo, committers=settings.committers, traces=traces)
-        undo.push("figures", STEP_TIMEOUT_S, cluster.figures.close)
-        await self._join(cluster, log, listeners)
-
-        async def remember() -> None:
-            await history.remember(membership.node_id)
-
-        undo.push("memory of the history", STEP_TIMEOUT_S, remember)
-        metrics.leases_held.set_function(lambda: leases.held)
-        groups = await build_groups(broker, stores, cluster, log, clock, metrics, undo, traces=traces)
-        membership.connect(
-            cluster.wakeups,
-            catalog_revision=lambda: log.catalog.revision,
-            placed=lambda: cluster.jobs.due(Job.METADATA),
-        )
-        share = build_share(broker, stores, metrics, undo)
-        transactions = build_transactions(stores, cluster, log, groups, clock, metrics)
-        background = build_background(settings, broker, stores, cluster, log, groups, transactions, clock, metrics)
-        start(
-            "history",
-            Histories(history, (log, cluster, share, transactions), background.reconciler.hearing).follow,
-            interval_ms=0,
-            regular=False,
-        )
-        start("memory of the history", remember, interval_ms=REMEMBER_INTERVAL_MS)
-        await wait_for_locks(leases.renew)
-        undo.push("leases", STEP_TIMEOUT_S, leases.release)
-
-        throttles = Throttles(
-            lambda: log.catalog.quotas,
-            throttled=lambda key, seconds: metrics.throttled_seconds.labels(key).inc(seconds),
-        )
-        services = Services(
-            settings=settings,
-            catalog=log.catalog,
-            topics=topics,
-            log=stores.log,
-            validator=log.validator,
-            recompressor=log.recompressor,
-            appender=log.appender,
-            tail=tail,
-            producers=stores.producers,
-            offsets=stores.offsets,
-            groups=groups.groups,
-            membership=membership,
-            metrics=metrics,
-            cluster_id=await topics.cluster_id(),
-            described_topics=DescribedTopics(),
-            internal_topics=InternalTopics(),
-            history=history,
-            transactions=transactions.transactions,
-            throttles=throttles,
-            share=share.partitions,
-            share_sessions=share.sessions,
-            share_store=stores.share,
-            users=stores.users,
-            delegation=_delegation(settings.broker, database),
-            clock=clock,
-            internal_logs=transactions.internal_logs,
-            marks=groups.marks,
-            idle_owners=groups.idle_owners,
-            authorizer=groups.authorizer,
-            certificates=listeners.certificates,
-        )
-        start("internal topics", transactions.internal_logs.run, interval_ms=0, regular=False)
-        dead_letters = DeadLetters(
-            share.partitions,
-            log.catalog,
-            stores.log,
-            log.appender,
-            settings_of=lambda group_id: groups.groups.settings.share_for(group_id),
-            make_topic=lambda name: make_dead_letter_topic(name, services),
-            now_ms=clock.now_ms,
-            count_written=metrics.share_dead_letters.inc,
-            count_failed=metrics.share_dead_letters_failed.inc,
-        )
-        share.partitions.report_dead_letters(dead_letters.notice)
-        start("dead letters", dead_letters.run, interval_ms=0, regular=False)
-        if broker.sql_schema:
-            relay = await wait_for_locks(lambda: open_sql_door(database, services, cluster.wakeups))
-            start("relay of SQL records", relay.run, interval_ms=0, regular=False)
-        if traces is not None:
-            start("traces", traces.exporter.run, interval_ms=0, regular=False)
-        background.start(self._supervisor, undo)
-        if http is not None:
-            await self._serve_http(http, database, topics, cluster, listeners.server)
-        await self._serve(services, database, listeners, groups, share, cluster.figures, audit_log, traces)
-        drain_s = settings.drain_ms / 1000 + 2 * STEP_TIMEOUT_S
-        undo.push("requests", drain_s, lambda: self._drain(listeners.server, log, groups, cluster))
-
-    async def _join(self, cluster: ClusterPart, log: LogPart, listeners: Listeners) -> None:
-        """Register the node, and load the catalog as the node that it has become. Raise StorageError."""
-        membership = cluster.membership
-        await membership.require_own_addresses()
-        await wait_for_locks(membership.join)
-        log.catalog.place_by(lambda: membership.leads)
-        await log.catalog.serve_as(lambda: str(membership.node_id))
-        await listeners.certificates.begin(log.catalog.broker)
-        self._undo.push("membership", STEP_TIMEOUT_S, membership.withdraw)
-
-    async def _serve(
-        self,
-        services: Services,
-        database: Database,
-        listeners: Listeners,
-        groups: GroupPart,
-        share: SharePart,
-        figures: NodeFigures,
-        audit_log: AuditLog | None,
-        traces: Traces | None,
-    ) -> None:
-        """Accept clients."""
-        settings, metrics, throttles = self.settings, self.metrics, services.throttles
-
-        def connection_closed(connection_id: str, by_peer: bool) -> None:
-            groups.groups.connection_closed(connection_id, by_peer)
-            share.connection_closed(connection_id)
-
-        stages: Stages[HandlerServices] = Stages(
-            prepare=prepare,
-            authorize=None if services.authorizer is None else authorize,
-            throttle=throttles.before,
-            charge=throttles.around,
-            audit={} if audit_log is None else audit_into(audit_log.append, services.membership.address),
-            trace=None if traces is None else traces.request,
-        )
-        if self._faults is not None:
-            stages = self._faults.within(stages)
-        by_role = {
-            role: Dispatch(served_as(role, SERVED), services, metrics, stages, role)
-            for role in (Role.BROKER, Role.CONTROLLER)
-        }
-        requests = {
-            listener.name: by_role[Role.CONTROLLER if listener.is_controller else Role.BROKER]
-            for listener in settings.listeners
-        }
-        users = Users(services.users, services.delegation)
-        console = await start_console(by_role[Role.BROKER], services, users, database, figures, self._undo.push)
-        self.console_url = console.url if console is not None else ""
-        sasl = build_sasl(settings, requests, users, metrics, self._undo)
-        renewal = Renewal(settings, services.catalog, listeners.certificates, sasl, services.broker_configs)
-        self._supervisor.start("secrets in files", renewal.look, interval_ms=RENEWAL_INTERVAL_MS)
-        await listeners.server.serve(
-            by_role[Role.BROKER],
-            connection_closed,
-            throttles.connection_wait_s,
-            guards(sasl),
-            requests,
-            connections_from(services.catalog),
-        )
-        self.groups = groups.groups
-        self.bootstrap = services.membership.address
-        self.addresses = {name: render_address(address) for name, address in listeners.advertised.items()}
-        look_for_itself(listeners.advertised, self._undo)
-
-    async def _serve_http(
-        self, http: HttpServer, database: Database, topics: TopicStore, cluster: ClusterPart, server: Server
-    ) -> None:
-        membership, leases, jobs = cluster.membership, cluster.leases, cluster.jobs
-
-        async def answers() -> str | None:
-            try:
-                await topics.revision()
-            except StorageError as error:
-                return str(error)
-            return None
-
-        async def listener() -> str | None:
-            return None if server.is_listening else "not accepting connections"
-
-        async def coordinator() -> str | None:
-            if leases.held or membership.has_other_brokers or not membership.roles.is_broker:
-                return None
-            return "no lease is held"
-
-        # The exporter shares a lease: see Job.METADATA.
-        exporter = Exporter(
-            Monitor(database),
-            membership,
-            self.settings.metrics_max_series,
-            lambda: jobs.lease(Job.METADATA) is not None,
-        )
-        checks = {"database": answers, "listener": listener, "coordinator": coordinator}
-        await http.serve(exporter.snapshot, checks)
-
-    # --- stopping -------------------------------------------------------------------------------------------------
-
-    async def _drain(self, server: Server, log: LogPart, groups: GroupPart, cluster: ClusterPart) -> None:
-        """Answer parked requests now, and let storage finish its work within `drain_ms`."""
-        logger.info("draining")
-        timeout_s = self.settings.drain_ms / 1000
-        server.stop_accepting()
-        log.tail.drain()
-        # Requests that were read still reach groups and log while these drain; so connections come first and last.
-        server.stop_reading()
-
-        async def leave() -> None:
-            # The leases are released when the pending steps of their groups are stored.
-            await groups.drain(timeout_s)
-            await cluster.drain(timeout_s)
-
-        await asyncio.gather(leave(), log.drain(timeout_s))
-        await server.drain(STEP_TIMEOUT_S)
+        importing = asyncio.create_task(asyncio.to_thread(_import_node))
+        try:
+            opened = await open_database(settings, undo)
+        finally:
+            await asyncio.wait((importing,))
+        node = (await importing)(settings, metrics, self._supervisor, undo, self._faults)
+        serving = await node.serve(listeners, http, opened, audit_log, traces)
+        self.groups, self.bootstrap = serving.groups, serving.bootstrap
+        self.addresses, self.console_url = serving.addresses, serving.console_url
 
 
-async def _broker(settings: Settings, topics: TopicStore) -> BrokerConfig:
-    """Return the broker's settings with those that are stored. Raise StorageError."""
-    broker, refused = parse_stored(settings.broker.static, await topics.load_broker_configs())
-    for error in refused.values():
-        logger.error("stored broker setting refused: change it by kafka-configs", error=str(error))
-    return broker
+def _import_node() -> type[Node]:
+    from gateway.node import Node
 
-
-def _delegation(broker: BrokerConfig, database: Database) -> DelegationTokens | None:
-    """Return the delegation tokens; None: they are not enabled."""
-    if not broker.delegation_token_secret_key:
-        return None
-    return DelegationTokens(
-        TokenStore(database),
-        broker.delegation_token_secret_key,
-        max_lifetime_ms=broker.delegation_token_max_lifetime_ms,
-        expiry_ms=broker.delegation_token_expiry_time_ms,
-    )
+    return Node

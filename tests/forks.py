@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).parents[1]
-IMPORTED = ("gateway.cli", "gateway.serve", "gateway.operate.http", "gateway.operate.workers")
+IMPORTED = ("gateway.cli", "gateway.serve", "gateway.node", "gateway.operate.http", "gateway.operate.workers")
 """Modules that `sluice serve` imports, with all that these import."""
 MAX_PACKET_BYTES = 128 * 1024
 _STATUS = struct.Struct("i")

@@ -56,7 +56,7 @@ def build_cluster(
     tail: Tail,
     health: Health,
 ) -> ClusterPart:
-    """Make the parts. The node joins when its log exists (`join` in `gateway/app.py`)."""
+    """Make the parts. The node joins when its log exists (`_join` in `gateway/node.py`)."""
     membership = Membership(
         stores.nodes,
         advertised,

@@ -1,7 +1,7 @@
 """The services of a node's handlers, as one value.
 
 The one idea: this is the only value that has all services. A handler sees the part of it that the handler declares
-(`gateway/apis/services.py`), and pyright compares the two where `gateway/app.py` makes the dispatch.
+(`gateway/apis/services.py`), and pyright compares the two where `gateway/node.py` makes the dispatch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from storage.users import UserStore
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The services, made once by `gateway/app.py`."""
+    """The services, made once by `gateway/node.py`."""
 
     settings: Settings
     catalog: Catalog

@@ -39,6 +39,7 @@ KAFKA_NAMES: Mapping[str, tuple[str, ...]] = {
     "kafka.server.BrokerLifecycleManager": ("gateway.cluster.membership", "gateway.cluster.reachability"),
     "kafka.server.BrokerServer": (
         "gateway.app",
+        "gateway.node",
         "gateway.building",
         "gateway.operate.supervisor",
         "gateway.operate.workers",
