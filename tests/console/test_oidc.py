@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,7 +131,7 @@ def test_cookie_with_a_later_time_is_refused(site: Site):
     [
         {"nonce": "another"},
         {"nonce": None},
-        {"exp": int(time.time()) - 60, "iat": int(time.time()) - 120},
+        {"exp": 60, "iat": 0},
         {"aud": "another client"},
         {"aud": None},
         {"iss": "http://localhost:1"},
