@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -79,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.say_part:
         print(part_whose_turn_it_is())
         return 0
+    # A shell lets commands in its background ignore SIGINT, and so would the programs that tests interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     common = ["-o", f"cache_dir={options.cache}", *rest]
     # The cache belongs to this run: --ask-again must not use what an earlier run left.
     _last_failed(options.cache).unlink(missing_ok=True)
