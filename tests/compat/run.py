@@ -44,6 +44,8 @@ SCRAPE_SECONDS = 10.0
 LOG_CHARACTERS = 500
 LIMIT_SECONDS = 2700.0
 """Seconds for all suites together. With checks and tests before it, continuous integration has an hour."""
+LONG_SECONDS = 1200.0
+"""Suites with a larger limit start before the others."""
 BUILD_TRIES = 2
 END_SECONDS = 0.1
 FLAKY = "flaky: failed first, passed then"
@@ -96,7 +98,7 @@ def run_suite(
     """
     limit = limit or Limit()
     started = time.monotonic()
-    result = SuiteResult(suite.name, suite.client, suite.language, date=_now(), gateway=broker.version())
+    result = SuiteResult(suite.name, suite.client, suite.language, date=_now(), gateway=_version_of(broker, suite))
     if suite.fault:
         result.rows = [_reported(Row(WHOLE_SUITE, "failed", 0.0, suite.fault), on_row)]
         return result
@@ -110,6 +112,11 @@ def run_suite(
         result.rows = [_as_known(suite, row, on_row) for row in result.rows]
     result.seconds = time.monotonic() - started
     return result
+
+
+def _version_of(broker: Broker, suite: Suite) -> str:
+    """Return the version of the broker that answers a suite."""
+    return suite.own_kafka if broker is APACHE_KAFKA and suite.own_kafka else broker.version()
 
 
 def _as_known(suite: Suite, row: Row, on_row: Callable[[Row], None]) -> Row:
@@ -359,8 +366,9 @@ def _main(options: argparse.Namespace) -> int:
     pool = ThreadPoolExecutor(options.jobs)
     running: list[Future[SuiteResult]] = []
     try:
-        # Suites without a build come first, so that no suite waits for a build that waits for its registry.
-        ordered = sorted(chosen, key=lambda suite: bool(suite.build or suite.uses))
+        # The longest suites come first, so that the last minutes do not wait for one of them alone. Then those without
+        # a build, so that no suite waits for a build that waits for its registry.
+        ordered = sorted(chosen, key=lambda suite: (-max(suite.limit_s, LONG_SECONDS), bool(suite.build or suite.uses)))
         running.extend(pool.submit(run, suite) for suite in ordered)
         results = [future.result() for future in running]
     except BaseException:

@@ -11,6 +11,7 @@
     member = ["{build}/member"]                            # one consumer, for groups of mixed languages
     uses = ["java"]                                        # suites whose members it starts: built before it
     scenarios = ["spark.batch"]                            # if it does not answer the canonical ones
+    own_kafka = "Apache Kafka 4.2.0"                       # what it starts itself if it is asked on Apache Kafka
     part = 3                                               # part of the rotation that runs all its scenarios (1)
     core = ["spark.batch"]                                 # asked in every part; the canonical core if left out
     [flaky]                                                # scenarios that may pass at the second try, and why
@@ -61,6 +62,7 @@ class Suite:
     needs: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
     scenarios: tuple[str, ...] = ()
+    own_kafka: str = ""
     part: int = 1
     core: tuple[str, ...] | None = None
     limit_s: float = 600.0
@@ -135,6 +137,7 @@ _KINDS = {
     "needs": tuple,
     "uses": tuple,
     "scenarios": tuple,
+    "own_kafka": str,
     "part": int,
     "core": tuple,
     "limit_s": float,
