@@ -53,7 +53,7 @@ class ConsoleStore:
         return await self._pool.fetch_value(statement("console_position"))
 
     async def group_position(self, group_id: str) -> tuple[int | None, ...]:
-        """Return what changes whenever the timeline of a group does."""
+        """Return values of which at least one changes whenever the timeline of the group does."""
         row = await self._pool.fetch_row(statement("console_group_position"), stored(group_id))
         assert row is not None
         return tuple(row.values())
