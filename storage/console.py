@@ -20,9 +20,9 @@ Loaded = dict[str, Any]
 """One row: column to value, with Kafka's strings restored."""
 
 MAX_ROWS = 20_000
-"""Most rows of one kind that a timeline reads."""
+"""Maximal number of rows of one kind that a timeline reads."""
 MAX_ROWS_BEFORE = 5_000
-"""Most rows before a timeline that are read to find who owned what at its beginning."""
+"""Maximal number of rows before a timeline that are read to find who owned what at its beginning."""
 LAG_ROWS = 100_000
 """The newest numbers of the journal among which the history of lag is read."""
 

@@ -27,7 +27,7 @@ RECORDS = 100
 PROJECT = "sluice-test"
 VERSION = "1.2.3"
 MAX_ADDED_BYTES = 128 * 1024 * 1024
-"""Most bytes that the Dockerfile may add to its base: python:3.12-slim has 120 MB, and the image may have 250 MB."""
+"""Bytes that the Dockerfile may add to its base: python:3.12-slim has 120 MB, and the image may have 250 MB."""
 
 
 @pytest.fixture(scope="module")
