@@ -1,4 +1,4 @@
-"""Figures of every node, for a person who looks at one of them.
+"""Figures of every node, for a person who opens one node's console.
 
 The one idea: a node publishes nothing until a console asks. The question and the answers are notifications through
 Postgres, so they touch no table, and every console hears every answer. A node that does not answer in time, such as one
@@ -77,7 +77,7 @@ class NodeFigures:
         return {**heard, own_id: self.own()}
 
     async def _wait_for(self, others: set[int], asked_s: float) -> None:
-        # A node that answered another console a moment ago does not answer again.
+        # Do not answer again so soon: all consoles received the answer that another console asked for.
         since_s = asked_s - PAUSE_S
         try:
             async with asyncio.timeout(WAIT_S):

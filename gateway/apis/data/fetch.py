@@ -255,7 +255,7 @@ class _Planner:
         is_replica: bool,
         rack: str = "",
     ) -> None:
-        """`rack` is the client's rack if the client may be redirected to a replica there."""
+        """`rack` is the client's rack, or empty if the node may not redirect the client to a replica there."""
         services = context.services
         self._context = context
         self._is_replica = is_replica
@@ -460,7 +460,8 @@ async def _read_cold(
     except StorageError as error:
         logger.warning("a cold read failed", partitions=len(cold), error=str(error))
         async for part, read in in_pieces(zip(cold, asked, strict=True)):
-            # A reader at the end of what this node knows continues to wait; an outage is no error for it.
+            # A reader at the end of the log that this node knows continues to wait. An outage of Postgres is no error
+            # for it.
             known = services.tail.known(read.partition_key, started_s)
             if known is not None and known.high_watermark == read.offset:
                 part.known = known
