@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -36,6 +35,8 @@ FRESH_S = 5.0
 MAX_PAYLOAD_BYTES = 7_900
 """Postgres refuses notifications of 8,000 bytes."""
 MAX_FIGURES = 500
+MAX_VALUE = 1e300
+"""An integer of a payload may exceed every float, and then cannot be converted to one."""
 
 
 class NodeFigures:
@@ -151,7 +152,7 @@ def read(payload: str) -> tuple[int, Figures] | None:
             return None
         for label, value in cast("dict[str, object]", by).items():
             count += 1
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not -MAX_VALUE < value < MAX_VALUE:
                 return None
             figures.setdefault(name, {})[label] = value
     return None if count > MAX_FIGURES else (node_id, figures)
