@@ -69,8 +69,8 @@ DETAIL_LINES = 6
 DETAIL_CHARACTERS = 600
 
 # A map in librdkafka's tests has an invalid order: of two partitions of two topics each comes before the other. A
-# consumer that has read both topics corrupts the map and sometimes ends with SIGSEGV, with any broker (8 of 15 runs with
-# this one, 1 of 9 with Apache Kafka 4.2).
+# consumer that has read both topics corrupts the map and sometimes ends with SIGSEGV, with any broker (8 of 15 runs
+# with this one, 1 of 9 with Apache Kafka 4.2).
 MAP_OF_THEIRS = Path("tests", "0113-cooperative_rebalance.cpp")
 NO_ORDER = "if (a.partition < b.partition)"
 AN_ORDER = f"if (a.partition > b.partition) return false;\n    {NO_ORDER}"
