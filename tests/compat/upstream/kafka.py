@@ -199,7 +199,7 @@ def answer(scenario: str, outcome: str, seconds: float, detail: str) -> None:
         "seconds": round(seconds, 3),
         "detail": " ".join(detail.split())[:DETAIL_CHARACTERS],
     }
-    sys.stdout.write(json.dumps(row) + "\n")  # One write, because other threads answer, too.
+    sys.stdout.write(json.dumps(row) + "\n")  # Print the line in one write, because other threads print lines, too.
     sys.stdout.flush()
 
 
