@@ -231,7 +231,7 @@ class LogStore:
             except OSError as error:
                 raise StorageUnavailable(f"the log's directory cannot be written: {error}") from error
             finally:
-                # A thread uses the caller's bytes until it has written them.
+                # A thread may still read the caller's bytes to write them.
                 if not written.done():
                     await asyncio.wait([written])
                 if written.exception() is not None:
