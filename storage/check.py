@@ -67,27 +67,7 @@ async def check(
         assert store is not None
         raise unusable(store.location, error) from error
     try:
-        key, offset = 0, -1
-        previous: Chunk | None = None
-        while True:
-            rows = await database.cold.fetch(statement("chunks_to_check"), key, offset, CHUNKS_PER_STATEMENT)
-            chunks = [chunk_of(row) for row in rows]
-            for chunk in chunks:
-                if (
-                    previous is not None
-                    and previous.partition_key == chunk.partition_key
-                    and chunk.base_offset <= previous.last_offset
-                ):
-                    report.wrong.append(
-                        f"partition {chunk.partition_key}: chunks overlap at offset {chunk.base_offset}"
-                    )
-                previous = chunk
-            for piece in _pieces(chunks):
-                await _check_bytes(database, reader, piece, report)
-                progress(report)
-            if len(rows) < CHUNKS_PER_STATEMENT:
-                break
-            key, offset = chunks[-1].partition_key, chunks[-1].base_offset
+        await _check_chunks(database, reader, report, progress)
     finally:
         reader.close()
     for row in await database.cold.fetch(statement("partitions_to_check")):
@@ -108,6 +88,30 @@ async def check(
         else:
             report.wrong += [f"{store.name(object_id)}: the index does not know this file" for object_id in unknown]
     return report
+
+
+async def _check_chunks(
+    database: Database, reader: ChunkReader, report: CheckReport, progress: Callable[[CheckReport], None]
+) -> None:
+    key, offset = 0, -1
+    previous: Chunk | None = None
+    while True:
+        rows = await database.cold.fetch(statement("chunks_to_check"), key, offset, CHUNKS_PER_STATEMENT)
+        chunks = [chunk_of(row) for row in rows]
+        for chunk in chunks:
+            if (
+                previous is not None
+                and previous.partition_key == chunk.partition_key
+                and chunk.base_offset <= previous.last_offset
+            ):
+                report.wrong.append(f"partition {chunk.partition_key}: chunks overlap at offset {chunk.base_offset}")
+            previous = chunk
+        for piece in _pieces(chunks):
+            await _check_bytes(database, reader, piece, report)
+            progress(report)
+        if len(rows) < CHUNKS_PER_STATEMENT:
+            break
+        key, offset = chunks[-1].partition_key, chunks[-1].base_offset
 
 
 async def _remove(store: ByteStore, object_ids: Sequence[int]) -> None:

@@ -176,18 +176,7 @@ def attend(
     found: list[Attention] = []
     for group in groups:
         group_id = group["id"]
-        said: list[tuple[int, str]] = []
-        rebalancing_ms = now_ms - (group["changed"] or now_ms)
-        if group["state"] in _REBALANCING and rebalancing_ms > LONG_REBALANCE_MS:
-            said.append((90, f"It has been rebalancing for {duration(rebalancing_ms)}."))
-        expired = [event for event in by_group[group_id] if event["kind"] in ("member_expired", "member_fenced")]
-        if expired:
-            ago = duration(now_ms - expired[0]["at_ms"])
-            name = expired[0]["client_id"] or expired[0]["member_id"]
-            more = f" and {len(expired) - 1} more" if len(expired) > 1 else ""
-            said.append(
-                (80, f"{name}{more} was lost {ago} ago." if not more else f"{name}{more} were lost; last {ago} ago.")
-            )
+        said = _said_of_members(group, by_group[group_id], now_ms)
         if forced.get(group_id):
             said.append((70, f"{_count(forced[group_id], 'handoff')} ended by a timeout: records may be read twice."))
         if refused.get(group_id):
@@ -197,13 +186,30 @@ def attend(
             said.append((40, f"No member reads, and {lag:,} records wait."))
         elif lag - earlier.get(group_id, lag) > RISING_BY:
             said.append((50, f"Lag is rising: {lag:,} records, {lag - earlier[group_id]:,} more than before."))
-        starts = sum(event["kind"] == "rebalance_started" for event in by_group[group_id])
-        if starts >= 5:
-            said.append((55, f"{starts} rebalances in ten minutes."))
         if said:
             said.sort(reverse=True)
             found.append({**group, "urgency": said[0][0], "why": said[0][1], "also": [text for _, text in said[1:]]})
     return sorted(found, key=lambda group: (-group["urgency"], group["id"]))
+
+
+def _said_of_members(group: GroupRow, events: Sequence[Loaded], now_ms: int) -> list[tuple[int, str]]:
+    """Return sentences about rebalances and lost members, each with its urgency."""
+    said: list[tuple[int, str]] = []
+    rebalancing_ms = now_ms - (group["changed"] or now_ms)
+    if group["state"] in _REBALANCING and rebalancing_ms > LONG_REBALANCE_MS:
+        said.append((90, f"It has been rebalancing for {duration(rebalancing_ms)}."))
+    expired = [event for event in events if event["kind"] in ("member_expired", "member_fenced")]
+    if expired:
+        ago = duration(now_ms - expired[0]["at_ms"])
+        name = expired[0]["client_id"] or expired[0]["member_id"]
+        more = f" and {len(expired) - 1} more" if len(expired) > 1 else ""
+        said.append(
+            (80, f"{name}{more} was lost {ago} ago." if not more else f"{name}{more} were lost; last {ago} ago.")
+        )
+    starts = sum(event["kind"] == "rebalance_started" for event in events)
+    if starts >= 5:
+        said.append((55, f"{starts} rebalances in ten minutes."))
+    return said
 
 
 def _count(number: int, noun: str) -> str:

@@ -107,13 +107,9 @@ async def elect_leaders(request: ElectLeadersRequest, context: RequestContext[Re
         found: list[Judged] = []
         async for index in in_pieces(indexes):
             try:
-                if topic is None:
-                    raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "No such topic.")
-                partition = _partition(topic, index)
-                if partition is None:
-                    raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "No such partition.")
-                elected[topic.topic_id, index] = _elect(partition, request.election_type, leaders)
-                found.append(Judged(index, (topic.topic_id, index), None))
+                key, partition = _existing(topic, index)
+                elected[key] = _elect(partition, request.election_type, leaders)
+                found.append(Judged(index, key, None))
             except KafkaError as refusal:
                 if asked is not None or refusal.code is not ErrorCode.ELECTION_NOT_NEEDED:
                     found.append(Judged(index, None, refusal))
@@ -144,6 +140,15 @@ def _candidates(
         return
     for topic in services.catalog.topics():
         yield topic.name, topic, [part.partition_index for part in topic.partitions if part.assignment is not None]
+
+
+def _existing(topic: Topic | None, index: int) -> tuple[Key, Partition]:
+    if topic is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "No such topic.")
+    partition = _partition(topic, index)
+    if partition is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "No such partition.")
+    return (topic.topic_id, index), partition
 
 
 def _elect(partition: Partition, election_type: int, leaders: Leaders) -> Assignment:
