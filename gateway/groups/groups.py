@@ -16,13 +16,7 @@ from gateway.cluster.leases import Leases, shard_of
 from gateway.coordinator.classic.model import Group
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.model import ConsumerGroup
-from gateway.coordinator.facts import (
-    Fact,
-    PartitionsWithheld,
-    ProtocolViolated,
-    RebalanceBegun,
-    TransactionCommitted,
-)
+from gateway.coordinator.facts import Fact, PartitionsWithheld, ProtocolViolated, RebalanceBegun, TransactionCommitted
 from gateway.coordinator.handoff import FORCED, HandoffEnded
 from gateway.coordinator.machine import Machines, Summary
 from gateway.coordinator.settings import Settings

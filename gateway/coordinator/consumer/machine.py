@@ -26,14 +26,7 @@ from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeart
 from gateway.coordinator.consumer.offsets import commit_refusal, stale, txn_commit_refusal
 from gateway.coordinator.consumer.partitions import size
 from gateway.coordinator.consumer.views import has_news, state_of, subscribed_topics
-from gateway.coordinator.facts import (
-    Conversion,
-    Fact,
-    MemberAway,
-    MemberId,
-    MemberReplaced,
-    Trigger,
-)
+from gateway.coordinator.facts import Conversion, Fact, MemberAway, MemberId, MemberReplaced, Trigger
 from gateway.coordinator.handoff import HandoffsChanged
 from gateway.coordinator.machine import (
     LONG_BYTES,

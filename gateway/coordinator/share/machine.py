@@ -15,10 +15,7 @@ from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.partitions import NOTHING
 from gateway.coordinator.consumer.sessions import Deadlines
 from gateway.coordinator.document import dump, load
-from gateway.coordinator.facts import (
-    Conversion,
-    MemberId,
-)
+from gateway.coordinator.facts import Conversion, MemberId
 from gateway.coordinator.machine import (
     MANY,
     Adopted,
