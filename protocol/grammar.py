@@ -381,10 +381,10 @@ def _value(field: Field, version: int, *, compact: bool, nullable: bool) -> Cons
             return _numbers[name]
 
 
-def parse(message_type: type[M], version: int, buffer: Buffer, position: int = 0) -> tuple[M, int]:
-    """The message at `position` and where it ends; raises ProtocolError if the bytes are not one."""
+def parse(message_type: type[M], version: int, buffer: Buffer) -> tuple[M, int]:
+    """Return the message that the buffer begins with, and the position behind it. Raise ProtocolError if there is
+    none."""
     stream = io.BytesIO(buffer)
-    stream.seek(position)
     try:
         return grammar(message_type, version).parse_stream(stream), stream.tell()
     except ConstructError as error:

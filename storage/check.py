@@ -6,7 +6,7 @@ repairs nothing. The only thing it may remove is a file that the index has never
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from storage.byte_store import ByteStore
@@ -51,7 +51,6 @@ async def check(
     store: ByteStore | None,
     *,
     repair: bool = False,
-    progress: Callable[[CheckReport], None] = lambda _: None,
 ) -> CheckReport:
     """Walk the index in bounded statements. With `repair`, delete files and objects that are not registered.
 
@@ -67,7 +66,7 @@ async def check(
         assert store is not None
         raise unusable(store.location, error) from error
     try:
-        await _check_chunks(database, reader, report, progress)
+        await _check_chunks(database, reader, report)
     finally:
         reader.close()
     for row in await database.cold.fetch(statement("partitions_to_check")):
@@ -90,9 +89,7 @@ async def check(
     return report
 
 
-async def _check_chunks(
-    database: Database, reader: ChunkReader, report: CheckReport, progress: Callable[[CheckReport], None]
-) -> None:
+async def _check_chunks(database: Database, reader: ChunkReader, report: CheckReport) -> None:
     key, offset = 0, -1
     previous: Chunk | None = None
     while True:
@@ -108,7 +105,6 @@ async def _check_chunks(
             previous = chunk
         for piece in _pieces(chunks):
             await _check_bytes(database, reader, piece, report)
-            progress(report)
         if len(rows) < CHUNKS_PER_STATEMENT:
             break
         key, offset = chunks[-1].partition_key, chunks[-1].base_offset

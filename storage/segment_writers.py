@@ -49,13 +49,10 @@ class SegmentWriters:
         database: Database,
         directory: SegmentDirectory,
         owner: Owner = unregistered,
-        *,
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database
         self._owner = owner
         self._directory = directory
-        self._monotonic = monotonic
         self._threads = ThreadPoolExecutor(MAX_WRITERS, thread_name_prefix="segment-writer")
         self._idle: list[OpenSegment] = []
         self._spare: asyncio.Task[OpenSegment] | None = None
@@ -89,7 +86,7 @@ class SegmentWriters:
     async def _take(self, size_bytes: int) -> OpenSegment:
         while self._idle:
             segment = self._idle.pop()
-            if segment.has_room(size_bytes) and self._monotonic() - segment.opened_at < MAX_AGE_S:
+            if segment.has_room(size_bytes) and time.monotonic() - segment.opened_at < MAX_AGE_S:
                 if self._spare is None and not segment.has_room(size_bytes + self._directory.segment_bytes // 2):
                     self._spare = asyncio.create_task(self._create(), name="spare segment")
                     self._spare.add_done_callback(_look_at)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.cluster.figures import Figures, NodeFigures
@@ -60,10 +60,9 @@ class Overview:
         nodes: NodeStore,
         groups: GroupViews,
         figures: NodeFigures,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kafka, self._store, self._nodes, self._groups = kafka, store, nodes, groups
-        self._figures, self._clock = figures, clock
+        self._figures = figures
         self._reads = _Reads()
 
     async def show(self, who: Viewer) -> dict[str, object]:
@@ -129,7 +128,7 @@ class Overview:
 
     def _rates(self, totals: Loaded) -> dict[str, object] | None:
         """Return records and bytes per second since the previous read; None at the first one."""
-        now, reads = self._clock(), self._reads.totals
+        now, reads = time.monotonic(), self._reads.totals
         while reads and reads[0][0] < now - LAG_MEMORY_S:
             reads.pop(0)
         before = next(((at, each) for at, each in reads if now - at >= 1.0), None)
@@ -145,7 +144,7 @@ class Overview:
         }
 
     def _earlier_lags(self, lags: dict[str, int]) -> Mapping[str, int]:
-        now, reads = self._clock(), self._reads.lags
+        now, reads = time.monotonic(), self._reads.lags
         while reads and (reads[0][0] < now - 2 * LAG_MEMORY_S or len(reads) >= MAX_LAG_READS):
             reads.pop(0)
         earlier = next((each for at, each in reads if now - at >= LAG_MEMORY_S / 3), dict[str, int]())

@@ -44,14 +44,13 @@ class KeysUnavailableError(Exception):
 
 
 class Tokens:
-    """Check the access tokens of one listener. `clock` is monotonic, `wall_clock` returns seconds since 1970."""
+    """Check the access tokens of one listener. `clock` is monotonic."""
 
     def __init__(
         self,
         settings: OAuthSettings,
         *,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
         self._expected = Expected(
@@ -62,7 +61,6 @@ class Tokens:
             settings.subject_claim,
         )
         self._clock = clock
-        self.now_s = wall_clock
         self._keys: Sequence[RsaKey] = ()
         self._stale_s = float("-inf")
         """When known keys become due for another fetch."""
@@ -97,7 +95,7 @@ class Tokens:
             elif now >= self._stale_s:
                 self._begin()
         verify(parsed, key)
-        return check_claims(parsed, self._expected, self.now_s(), nonce)
+        return check_claims(parsed, self._expected, time.time(), nonce)
 
     async def close(self) -> None:
         if self._question is not None:
