@@ -382,8 +382,9 @@ def _value(field: Field, version: int, *, compact: bool, nullable: bool) -> Cons
 
 
 def parse(message_type: type[M], version: int, buffer: Buffer) -> tuple[M, int]:
-    """Return the message that the buffer begins with, and the position behind it. Raise ProtocolError if the
-    bytes are no such message."""
+    """Return the message that the buffer begins with, and the position at which it ends. Raise ProtocolError if the
+    bytes are no message.
+    """
     stream = io.BytesIO(buffer)
     try:
         return grammar(message_type, version).parse_stream(stream), stream.tell()

@@ -167,7 +167,7 @@ class EpochMachine(Protocol[EpochGroupT_contra]):
 
 
 class Fields(Generic[GroupT]):
-    """The fields of one kind of group, as a step takes them apart and puts them together again."""
+    """The fields of one kind of group. A step copies them to a draft, and builds the group from the draft again."""
 
     def __init__(self, kind: type[GroupT]) -> None:
         self._kind: Any = kind

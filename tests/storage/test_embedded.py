@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 import asyncpg
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from storage import embedded_account, embedded_child, embedded_settings, postgres_programs
 from storage.embedded import Bounds, EmbeddedPostgres, EmbeddedPostgresError
@@ -613,6 +614,36 @@ async def test_the_servers_log_is_bounded(directory: Path) -> None:
         assert server.log_path.with_suffix(".log.1").stat().st_size < 4000
     finally:
         await server.stop()
+
+
+async def test_a_server_is_started_again_although_its_log_cannot_be_kept(directory: Path) -> None:
+    """A full disk refuses the copy of a long log, and it ends Postgres, too."""
+    former = directory / "postgres.log.1"
+    (former / "in the way").mkdir(parents=True)
+    server = EmbeddedPostgres(directory, bounds=Bounds(max_log_bytes=1000, log_check_s=0.02))
+    url = await server.start()
+    try:
+        with capture_logs() as logged:
+            await value_of(url, "DO $$ BEGIN RAISE LOG '%', repeat('x', 2000); END $$")
+            await until(lambda: any("cannot be cut" in line["event"] for line in logged))
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGKILL)
+            await until(lambda: server.restarts == 1)
+        assert await value_when_back(url, "SELECT 1") == 1
+        assert sum("cannot be cut" in line["event"] for line in logged) == 1
+        (former / "in the way").rmdir()
+        former.rmdir()
+        await until(lambda: server.log_path.stat().st_size < 1000)
+    finally:
+        await server.stop()
+
+
+async def test_a_server_is_started_again_although_its_log_has_been_removed(server: EmbeddedPostgres) -> None:
+    assert server.pid is not None
+    server.log_path.unlink()
+    os.kill(server.pid, signal.SIGKILL)
+    await until(lambda: server.restarts == 1)
+    assert await value_when_back(server.url, "SELECT 1") == 1
 
 
 async def test_a_machine_without_postgres_is_told_three_ways_in_one_line(

@@ -92,7 +92,7 @@ def _check_new(name: str, named: Mapping[str, int], context: RequestContext[Topi
 
 
 def _shown(result: CreatableTopicResult, context: RequestContext[HasAuthorizer]) -> CreatableTopicResult:
-    """Return the result without settings if the client may not describe them."""
+    """Return the result, without settings if the client may not describe the topic's configs."""
     if result.error_code or may_topic(context, AclOperation.DESCRIBE_CONFIGS, result.name, told=False):
         return result
     return CreatableTopicResult(
