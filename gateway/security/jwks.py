@@ -44,13 +44,14 @@ class KeysUnavailableError(Exception):
 
 
 class Tokens:
-    """Check the access tokens of one listener. `clock` is monotonic."""
+    """Check the access tokens of one listener. `clock` is monotonic, `wall_clock` returns seconds since 1970."""
 
     def __init__(
         self,
         settings: OAuthSettings,
         *,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
         self._expected = Expected(
@@ -61,6 +62,7 @@ class Tokens:
             settings.subject_claim,
         )
         self._clock = clock
+        self.now_s = wall_clock
         self._keys: Sequence[RsaKey] = ()
         self._stale_s = float("-inf")
         """When known keys become due for another fetch."""
@@ -95,7 +97,7 @@ class Tokens:
             elif now >= self._stale_s:
                 self._begin()
         verify(parsed, key)
-        return check_claims(parsed, self._expected, time.time(), nonce)
+        return check_claims(parsed, self._expected, self.now_s(), nonce)
 
     async def close(self) -> None:
         if self._question is not None:
