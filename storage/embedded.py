@@ -321,8 +321,13 @@ class EmbeddedPostgres:
         try:
             output, _ = await asyncio.wait_for(process.communicate(), INITDB_SECONDS)
         except TimeoutError:
-            process.kill()
             raise EmbeddedPostgresError(f"initdb did not finish in {INITDB_SECONDS:.0f} s") from None
+        finally:
+            if process.returncode is None:
+                # With the servers that it starts: they have its session.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
         if process.returncode != 0:
             raise EmbeddedPostgresError(f"initdb failed: {fatal_line(output)}")
         fresh.rename(self.cluster_dir)

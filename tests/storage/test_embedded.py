@@ -591,6 +591,20 @@ async def test_an_interrupted_initdb_is_repeated(empty_directory: Path) -> None:
     assert not (empty_directory / "postgres.new").exists()
 
 
+async def test_a_start_that_is_cancelled_leaves_no_initdb_behind(empty_directory: Path) -> None:
+    """The next start removes what initdb has written, and must not find it at work."""
+    starting = asyncio.create_task(EmbeddedPostgres(empty_directory).start())
+    fresh = empty_directory / "postgres.new"
+    await until(lambda: (fresh / "PG_VERSION").exists())
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert [process.pid for process in psutil.process_iter() if str(fresh) in title_of(process)] == []
+    server = EmbeddedPostgres(empty_directory)
+    assert await value_of(await server.start(), "SELECT 1") == 1
+    await server.stop()
+
+
 async def test_a_cluster_of_another_major_version_is_refused(directory: Path) -> None:
     (directory / "postgres" / "PG_VERSION").write_text("16\n")
     with pytest.raises(EmbeddedPostgresError, match=r"written by Postgres 16, and .* has 18"):
