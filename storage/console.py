@@ -20,9 +20,9 @@ Loaded = dict[str, Any]
 """One row: column to value, with Kafka's strings restored."""
 
 MAX_ROWS = 20_000
-"""Most rows of one kind that a timeline reads."""
+"""Maximal number of rows of one kind that a timeline reads."""
 MAX_ROWS_BEFORE = 5_000
-"""Most rows before a timeline that are read to find who owned what at its beginning."""
+"""Maximal number of rows before a timeline that are read to find who owned what at its beginning."""
 LAG_ROWS = 100_000
 """The newest numbers of the journal among which the history of lag is read."""
 
@@ -53,7 +53,7 @@ class ConsoleStore:
         return await self._pool.fetch_value(statement("console_position"))
 
     async def group_position(self, group_id: str) -> tuple[int | None, ...]:
-        """Return what changes whenever the timeline of a group does."""
+        """Return values of which at least one changes whenever the timeline of the group does."""
         row = await self._pool.fetch_row(statement("console_group_position"), stored(group_id))
         assert row is not None
         return tuple(row.values())

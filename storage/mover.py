@@ -314,7 +314,7 @@ def _pieces(runs: Iterable[_Run], sizes: Sizes) -> Iterator[list[_Run]]:
 
 
 def _evenly(found: Iterable[_Run], sizes: Sizes) -> list[list[_Run]]:
-    """Return what becomes one object each; no object is much smaller than the others."""
+    """Return groups of chunks, each of which becomes one object. The sizes of the objects are similar."""
     runs = list(found)
     total_bytes = sum(run.size_bytes for run in runs)
     count = max(1, round(total_bytes / sizes.object_bytes))

@@ -44,7 +44,7 @@ READ_DEADLINE_S = 10.0
 WRITE_DEADLINE_S = 120.0
 """Deadline for writing an object, listing, or removing."""
 AWAY_S = 1.0
-"""How long a store that did not answer a read is left alone."""
+"""How long no further read is sent to a store that did not answer one."""
 
 _CLIENT: ClientConfig = {"connect_timeout": timedelta(seconds=3), "timeout": timedelta(seconds=60)}
 _RETRIES: RetryConfig = {
@@ -221,7 +221,7 @@ def _as_os_errors() -> Generator[None]:
 
 
 def _one_line(error: BaseException) -> str:
-    """Return what went wrong without the trace and the XML page around it."""
+    """Return the error's text without the trace and the XML page around it."""
     said = str(error).partition("\n\nDebug source")[0]
     code = re.search(r"<Code>([^<]*)</Code>", said)
     said = re.sub(r"<\?xml.*|<!DOCTYPE.*|<html.*", "", said, flags=re.DOTALL | re.IGNORECASE)

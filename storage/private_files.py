@@ -82,7 +82,7 @@ def write_file(path: Path, content: bytes, owner: tuple[int, int] | None = None)
 
 
 def create_file(path: Path) -> int:
-    """Open a descriptor that writes a new file at `path`, in place of an existing one."""
+    """Open a descriptor for a new file at `path`. It replaces an existing file."""
     with opened_directory(path.parent) as directory_fd:
         return _create(path.name, directory_fd)
 

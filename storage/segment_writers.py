@@ -32,7 +32,9 @@ MAX_AGE_S = 600.0
 MAX_WRITERS = 32
 
 Owner = Callable[[], Registration | None]
-"""Returns the registration of this process' node; None: other nodes seal its objects because of their age alone."""
+"""Returns the registration of this process' node. None: other nodes seal the node's objects only when they are old
+enough.
+"""
 
 
 async def register_object(pool: Pool, owner: Owner) -> int:

@@ -138,7 +138,7 @@ class StagedRecords:
         self._connection.terminate()
 
     async def try_own(self) -> bool:
-        """Become the owner if no other session is; True if this one is now."""
+        """Become the owner if no other session is the owner. Return True if this session is the owner now."""
         async with translated_errors():
             if not await self._connection.fetchval(statement("try_own_staged")):
                 return False

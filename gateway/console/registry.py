@@ -24,7 +24,7 @@ from gateway.security.http_bodies import read_bounded
 
 MAX_SCHEMAS = 200
 MAX_FETCHED = 50
-"""Most schemas that one answer waits for: a record chooses its id, and each unknown id is a request."""
+"""Maximal number of schemas that one answer waits for: a record chooses its id, and each unknown id is a request."""
 MAX_SCHEMA_BYTES = 512 * 1024
 MAX_REFERENCES = 20
 TIMEOUT_S = 3.0

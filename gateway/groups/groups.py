@@ -74,8 +74,8 @@ class Groups(Runtime[AnyGroup, Settings, GroupRecord]):
         self.journal = journal
         """None: nothing is written down."""
         self.readers: list[Callable[[str, tuple[Fact, ...]], None]] = []
-        """Are given a group's id and what happened, once it is settled, before anyone is answered. Without facts the
-        group was read."""
+        """Called with a group's id and the facts of a step, once the step is settled and before any member is answered.
+        No facts means that the group was read."""
         super().__init__(machines, self._group_records, leases, settings, self._happened, begun=begun, bounds=bounds)
 
     def cluster_changed(self, cluster: Cluster) -> None:

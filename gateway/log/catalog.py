@@ -162,7 +162,7 @@ class Catalog:
         self.assigned: object = None
         """Replaced by another object whenever other nodes are named for known partitions."""
         self.assigned_s = float("-inf")
-        """The time (of the loop) at which this node last saw such a change."""
+        """Loop time at which this node last replaced `assigned`."""
         self._lookups: dict[str | UUID, asyncio.Task[Topic | None]] = {}
         self._unknown: OrderedDict[str | UUID, float] = OrderedDict()
         self._group_configs: Mapping[str, Mapping[str, str]] = {}

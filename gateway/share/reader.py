@@ -258,7 +258,7 @@ class Reader:
             now_s=now_s,
             max_age_s=self._tail.max_age_s(now_s),
             committed=self._settings.read_committed,
-            # Each holds a record or is passed over, but for those of the window, which others may have.
+            # Each batch yields a record or is skipped. In the window, other members may hold a batch's records.
             max_batches=min(want.left_records + at.end_offset - at.next_offset, MOST_BATCHES),
         )
 
