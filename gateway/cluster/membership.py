@@ -26,16 +26,7 @@ from gateway.cluster.placement import Leaders
 from gateway.config.listeners import render_address, render_listeners
 from storage.errors import StorageConflict
 from storage.nodes import NodeStore, Unregistered
-from storage.types import (
-    BOTH,
-    Address,
-    LeaseKind,
-    MetadataLog,
-    Node,
-    NodeId,
-    Partition,
-    Roles,
-)
+from storage.types import BOTH, Address, LeaseKind, MetadataLog, Node, NodeId, Partition, Roles
 
 logger = structlog.get_logger(__name__)
 

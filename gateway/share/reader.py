@@ -21,13 +21,7 @@ from gateway.cluster.clock import ClusterClock
 from gateway.cluster.membership import Membership
 from gateway.config.group import BY_DURATION, duration_ms
 from gateway.coordinator.settings import ShareSettings
-from gateway.coordinator.share.partition import (
-    Acquire,
-    Acquired,
-    LogStartMoved,
-    PartitionSettings,
-    SharePartition,
-)
+from gateway.coordinator.share.partition import Acquire, Acquired, LogStartMoved, PartitionSettings, SharePartition
 from gateway.log.batch_search import first_of_log_since
 from gateway.log.catalog import Catalog
 from gateway.log.tail import KnownOffsets, Tail, TailRead, Watch
