@@ -32,9 +32,9 @@ from storage.database_url import parse_database_url
 from storage.errors import StorageError
 from storage.pool import connect, translated_errors
 from storage.postgres_programs import bin_directory
-from storage.private_files import FILE_MODE, create_file, make_directory, restrict_directory, write_file
+from storage.private_files import FILE_MODE, create_file, make_directory, restrict_directory, sync_directory, write_file
 from storage.queries import statement
-from storage.segments import SegmentDirectory, sync_directory
+from storage.segments import SegmentDirectory
 from storage.store import identity_marker, reach_store, unusable
 
 DUMP = "database.dump"

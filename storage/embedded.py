@@ -42,6 +42,7 @@ from storage.private_files import (
     opened_directory,
     read_file,
     restrict_directory,
+    sync_directory,
     write_file,
 )
 
@@ -245,7 +246,7 @@ class EmbeddedPostgres:
         def give() -> None:
             give_tree(directory, {previous_uid}, account.owner)
             directory.rename(self.cluster_dir)
-            _sync_directory(self.data_dir)
+            sync_directory(self.data_dir)
 
         await asyncio.to_thread(give)
         logger.info("postgres cluster given to its account", uid=account.uid, previous_uid=previous_uid)
@@ -331,7 +332,7 @@ class EmbeddedPostgres:
         if process.returncode != 0:
             raise EmbeddedPostgresError(f"initdb failed: {fatal_line(output)}")
         fresh.rename(self.cluster_dir)
-        _sync_directory(self.data_dir)
+        sync_directory(self.data_dir)
         logger.info("postgres cluster created", directory=str(self.cluster_dir))
 
     def _write_configuration(self) -> None:
@@ -569,11 +570,3 @@ def _uid_of_process(pid: int) -> int | None:
         return None
     uids = next(line for line in status.splitlines() if line.startswith("Uid:"))
     return int(uids.split()[2])
-
-
-def _sync_directory(directory: Path) -> None:
-    directory_fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(directory_fd)
-    finally:
-        os.close(directory_fd)

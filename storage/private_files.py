@@ -21,9 +21,18 @@ class ForeignFileError(OSError):
     """A directory contains an entry that must not be given to another account."""
 
 
+def sync_directory(directory: Path) -> None:
+    """Make created and removed names of the directory durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def make_directory(directory: Path) -> bool:
-    """Create the directory, readable to this account alone under any umask. Return whether it is new. An existing one
-    stays as it is."""
+    """Create the directory, readable to this account alone under any umask, and make its name durable. Return whether
+    it is new. An existing one stays as it is."""
     try:
         directory.mkdir(DIRECTORY_MODE)
     except FileNotFoundError:
@@ -34,6 +43,7 @@ def make_directory(directory: Path) -> bool:
             raise
         return False
     directory.chmod(DIRECTORY_MODE)
+    sync_directory(directory.parent)
     return True
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from storage.byte_store import MARKER, Buffer, FoundObject, Range, T
 from storage.page_cache import PageCacheWindow
-from storage.private_files import FILE_MODE, write_file
+from storage.private_files import FILE_MODE, sync_directory, write_file
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 READERS = 4
@@ -251,12 +251,3 @@ def _read(fd: int, buffers: list[bytearray], position: int) -> int:
         if rest and count:
             rest[0] = rest[0][count:]
     return total
-
-
-def sync_directory(directory: Path) -> None:
-    """Make created and removed names of the directory durable."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

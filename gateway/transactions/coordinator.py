@@ -77,6 +77,7 @@ class Transactions:
         *,
         overdue_at_a_time: int = OVERDUE_AT_A_TIME,
         first_delay_s: float = FIRST_DELAY_S,
+        max_failed: int = MAX_FAILED,
         listener: AppendListener = NO_LISTENER,
         offsets_committed: Callable[[str], None] = lambda _group_id: None,
         observe_end: Callable[[str], None] = lambda _outcome: None,
@@ -95,6 +96,7 @@ class Transactions:
         self._membership = membership
         self._overdue_at_a_time = overdue_at_a_time
         self._first_delay_s = first_delay_s
+        self._max_failed = max_failed
         self._ending = asyncio.Semaphore(ENDS_AT_ONCE)
         self._failed: dict[tuple[str, int], tuple[float, float]] = {}
         """Overdue transactions that could not be ended: the last delay, and the loop time of the next attempt."""
@@ -246,12 +248,13 @@ class Transactions:
             page = await self._store.overdue(self._overdue_at_a_time, page[-1]) if more else []
         self._failed = {key: delay for key, delay in self._failed.items() if key in seen}
         now_s = asyncio.get_running_loop().time()
-        due = [overdue for overdue in again if self._failed[overdue[:2]][1] <= now_s]
-        due.sort(key=lambda overdue: self._failed[overdue[:2]][1])
+        # A transaction that found no room in memory is due at once.
+        due_s = {overdue: self._failed.get(overdue[:2], (0.0, now_s))[1] for overdue in again}
+        due = sorted((overdue for overdue in again if due_s[overdue] <= now_s), key=due_s.__getitem__)
         for overdue in due[:FAILED_AT_A_TIME]:
             try:
                 ended += await self._abort_overdue(overdue)
-                del self._failed[overdue[:2]]
+                self._failed.pop(overdue[:2], None)
             except StorageError as error:
                 failure = error
                 self._postpone(overdue)
@@ -261,7 +264,7 @@ class Transactions:
 
     def _postpone(self, overdue: OverdueTransaction) -> None:
         delay_s = min(2 * self._failed.pop(overdue[:2], (self._first_delay_s / 2, 0.0))[0], LAST_DELAY_S)
-        if len(self._failed) >= MAX_FAILED:
+        if len(self._failed) >= self._max_failed:
             del self._failed[next(iter(self._failed))]
         self._failed[overdue[:2]] = delay_s, asyncio.get_running_loop().time() + delay_s
         logger.warning(

@@ -306,3 +306,24 @@ async def test_end_of_the_largest_transaction_delays_appends_briefly(node: DataP
     states = await node.log.states(keys)
     assert all(state.high_watermark == state.last_stable_offset for state in states.values())
     assert sum(state.high_watermark for state in states.values()) >= MAX_SIZE
+
+
+async def test_overdue_transaction_without_room_in_memory_is_tried_again_at_once(
+    node: DataPlane, topic: Topic, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one that failed later has taken its place in memory."""
+    transactions = Transactions(
+        TransactionStore(node.database), node.services.producers, node.tail, node.membership, max_failed=1
+    )
+    await begin(transactions, "first", keys_of(topic, 0, 1))
+    await shift(database_url, 7_200)
+    with monkeypatch.context() as patched:
+        attempts = refuse_ends(transactions, patched, "first", "second")
+        with pytest.raises(StorageError):
+            await transactions.abort_overdue()
+        await begin(transactions, "second", keys_of(topic, 0, 1))
+        await shift(database_url, 3_600, "second")
+        attempts.clear()
+        with pytest.raises(StorageError):
+            await transactions.abort_overdue()
+        assert attempts == ["second", "first"]
