@@ -38,8 +38,8 @@ from pipeline.verify.compare import (
     scopes,
     unclaimed,
     unequal_blocks,
+    unequal_offsets,
     unequal_ranges,
-    unequal_records,
     work_frame,
 )
 from pipeline.verify.sums import BLOCK, BLOCK_SUMS, RECORD_SUMS, block_sums, record_sums
@@ -232,7 +232,7 @@ class Verification:
     def _differing(self, inside: DataFrame, work: Sequence[Range], *, compacted: bool) -> list[str]:
         archived = record_sums(within(inside, work))
         rows = (
-            unequal_ranges(unequal_records(archived, self._topic(work, per_record=True), compacted=compacted))
+            unequal_ranges(unequal_offsets(archived, self._topic(work, per_record=True), compacted=compacted))
             .orderBy("topic", "partition", "first")
             .limit(MAX_SHOWN)
             .collect()

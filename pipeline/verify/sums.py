@@ -49,9 +49,9 @@ def record_sums(records: DataFrame) -> DataFrame:
         "partition",
         "offset",
         _time_column().alias("timestamp_sum"),
-        _crc(F.col("key")).alias("key_sum"),
-        _crc(F.col("value")).alias("value_sum"),
-        _crc(headers_column()).alias("headers_sum"),
+        crc_column(F.col("key")).alias("key_sum"),
+        crc_column(F.col("value")).alias("value_sum"),
+        crc_column(headers_column()).alias("headers_sum"),
     )
 
 
@@ -87,7 +87,8 @@ def headers_text(headers: Headers) -> str:
     return ";".join(f"{len(key)}:{key}={'-' if value is None else value.hex().upper()}" for key, value in headers or ())
 
 
-def _crc(column: Column) -> Column:
+def crc_column(column: Column) -> Column:
+    """Return `bytes_sum` of a column of bytes."""
     return F.coalesce(F.crc32(column), F.lit(NULL_SUM))
 
 

@@ -33,7 +33,7 @@ from pipeline.partitioners import murmur2
 from pipeline.replay.plan import Plan
 from pipeline.replay.transforms import in_order, select_records, summary, translate, with_targets
 from pipeline.schema import DATA, HEADERS, OFFSET_MAP, RECORD, RESCUED, conform
-from pipeline.verify.compare import unclaimed, unequal_blocks, unequal_ranges, unequal_records
+from pipeline.verify.compare import unclaimed, unequal_blocks, unequal_offsets, unequal_ranges
 from pipeline.verify.sums import BLOCK, BLOCK_SUMS, COLUMNS, block_sums, bytes_sum, headers_sum, record_sums, time_sum
 from pipeline.verify.topic import Chunk, _add
 
@@ -434,20 +434,20 @@ def test_a_block_that_the_topic_side_summed_in_two_pieces_is_one(spark: SparkSes
 def test_differences_are_named_record_by_record(spark: SparkSession) -> None:
     topic = sums_of(spark, [record(1), record(2), record(3), record(4)])
     archive = sums_of(spark, [record(1), record(3, b"x"), record(4), record(4), record(5)])
-    found = {row.offset: row.what for row in unequal_records(archive, topic).collect()}
+    found = {row.offset: row.what for row in unequal_offsets(archive, topic).collect()}
     assert found == {
         2: "the archive does not hold it, the topic does",
         3: "its value is another in the archive than in the topic",
         4: "the archive holds it more than once",
         5: "the topic does not hold it, the archive does",
     }
-    assert {row.offset for row in unequal_records(archive, topic, compacted=True).collect()} == {2, 3, 4}
+    assert {row.offset for row in unequal_offsets(archive, topic, compacted=True).collect()} == {2, 3, 4}
 
 
 def test_differences_of_consecutive_offsets_are_one_range(spark: SparkSession) -> None:
     topic = sums_of(spark, [record(offset) for offset in range(20)])
     archive = sums_of(spark, [record(offset) for offset in range(20) if offset != 2 and not 5 <= offset < 15])
-    found = unequal_ranges(unequal_records(archive, topic)).orderBy("first").collect()
+    found = unequal_ranges(unequal_offsets(archive, topic)).orderBy("first").collect()
     assert [(row.first, row["last"], row.records) for row in found] == [(2, 2, 1), (5, 14, 10)]
 
 
