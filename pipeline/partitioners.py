@@ -40,7 +40,7 @@ def murmur2_of(keys: Sequence[bytes]) -> Hashes:
     for index in np.flatnonzero(~together).tolist():
         found[index] = murmur2(keys[index])
     # The longest first, so that those which still have a word are a prefix.
-    order = np.flatnonzero(together)
+    order: Hashes = np.flatnonzero(together)
     order = order[np.argsort(-lengths[order], kind="stable")]
     if not len(order):
         return found

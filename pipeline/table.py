@@ -7,7 +7,7 @@ rises, a number is committed once, and the job's progress travels in the same co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
 from types import ModuleType
@@ -120,7 +120,7 @@ def readable(spark: SparkSession, where: str) -> DataFrame:
 
 
 @contextmanager
-def ignoring_lost_files(spark: SparkSession) -> Iterator[None]:
+def ignoring_lost_files(spark: SparkSession) -> Generator[None, None, None]:
     """Read tables without their missing and damaged files."""
     before = {name: spark.conf.get(name) for name in _LOST_FILES}
     for name in _LOST_FILES:

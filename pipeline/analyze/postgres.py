@@ -16,15 +16,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
-import asyncpg
+import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import to_arrow_schema  # pyright: ignore[reportUnknownVariableType]
 
 from pipeline import jdbc
 from pipeline.analyze.journal import TABLES
@@ -106,7 +106,7 @@ class SocketSource(Source):
     row_group: int = 250_000
 
     def bounds(self) -> tuple[int, int]:
-        async def ask(connection: asyncpg.Connection) -> tuple[int, int]:
+        async def ask(connection: Any) -> tuple[int, int]:
             row = await connection.fetchrow(_bounds_query(self.schema))
             assert row is not None
             return int(row["first_seq"]), int(row["next_seq"])
@@ -117,11 +117,11 @@ class SocketSource(Source):
         target.mkdir(parents=True, exist_ok=True)
         for old in target.iterdir():
             old.unlink()
-        schema = to_arrow_schema(TABLES[table])
+        schema: pa.Schema = to_arrow_schema(TABLES[table])
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             copied = Path(scratch) / "rows.csv"
 
-            async def stream(connection: asyncpg.Connection) -> None:
+            async def stream(connection: Any) -> None:
                 query = _selection(self.schema, table, first_seq, next_seq)
                 await connection.copy_from_query(query, output=str(copied), format="csv")
 
@@ -150,9 +150,9 @@ class SocketSource(Source):
             for batch in reader:
                 writer.write_batch(batch, row_group_size=self.row_group)
 
-    async def _with_connection(self, use: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
+    async def _with_connection(self, use: Callable[[Any], Awaitable[T]]) -> T:
         try:
-            connection = await asyncpg.connect(self.url, timeout=jdbc.CONNECT_SECONDS)
+            connection = cast(Any, await asyncpg.connect(self.url, timeout=jdbc.CONNECT_SECONDS))
         except (OSError, asyncpg.PostgresError, TimeoutError) as error:
             raise PipelineError(
                 f"Postgres does not answer ({type(error).__name__}: {error}).",

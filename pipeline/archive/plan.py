@@ -40,15 +40,15 @@ class Progress:
 
     batch: int = 0
     run: str = ""
-    topic_ids: Mapping[str, str] = field(default_factory=dict)
-    first: Mapping[Partition, int] = field(default_factory=dict)
-    next: Mapping[Partition, int] = field(default_factory=dict)
+    topic_ids: Mapping[str, str] = field(default_factory=dict[str, str])
+    first: Mapping[Partition, int] = field(default_factory=dict[Partition, int])
+    next: Mapping[Partition, int] = field(default_factory=dict[Partition, int])
     lost: tuple[Range, ...] = ()
     skipped: tuple[Range, ...] = ()
     """Records that the table cannot hold; they are in the dead letters."""
     erased: tuple[Range, ...] = ()
     """Tombstones of erased keys. The topic may hold them for a while; the archive does not take them."""
-    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     """Each topic's own settings, so that a restore can create the topic as it was."""
 
     @property

@@ -111,10 +111,10 @@ class Begun:
     topic: str
     key_sha256: str
     began: str
-    in_topic: dict[str, list[list[int]]] = field(default_factory=dict)
-    in_archive: dict[str, list[list[int]]] = field(default_factory=dict)
-    tables: dict[str, int] = field(default_factory=dict)
-    settings: dict[str, str | None] = field(default_factory=dict)
+    in_topic: dict[str, list[list[int]]] = field(default_factory=dict[str, list[list[int]]])
+    in_archive: dict[str, list[list[int]]] = field(default_factory=dict[str, list[list[int]]])
+    tables: dict[str, int] = field(default_factory=dict[str, int])
+    settings: dict[str, str | None] = field(default_factory=dict[str, str | None])
     """The topic's own settings, as they were before the job asked for compaction; None for one that it did not have."""
 
     def to_json(self) -> str:

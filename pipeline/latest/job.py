@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -75,7 +76,7 @@ class Merged:
     batch: int = 0
     run: str = ""
     history: bool = False
-    next: Mapping[Partition, int] = field(default_factory=dict)
+    next: Mapping[Partition, int] = field(default_factory=dict[Partition, int])
 
     def to_json(self) -> str:
         following = [[topic, partition, offset] for (topic, partition), offset in self.next.items()]
@@ -87,11 +88,12 @@ class Merged:
     def from_json(text: str) -> Merged | None:
         """None if it is not a table's."""
         try:
-            told = json.loads(text)["sluice_table"]
+            told: dict[str, Any] = json.loads(text)["sluice_table"]
         except (ValueError, KeyError, TypeError):
             return None
         following = {(topic, partition): offset for topic, partition, offset in told["next"]}
-        return Merged(**{**told, "topics": tuple(told["topics"]), "next": following})
+        told |= {"topics": tuple(told["topics"]), "next": following}
+        return Merged(**told)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -94,7 +94,7 @@ class _Target:
     last_is_visible: bool
     last_mark: bytes | None
     seen: int = 0
-    runs: list[tuple[str, int, int, int, int]] = field(default_factory=list)
+    runs: list[tuple[str, int, int, int, int]] = field(default_factory=list[tuple[str, int, int, int, int]])
     """Source topic, partition and offset, target offset, count."""
 
 
@@ -187,7 +187,7 @@ class _Run:
             for target in targets
             for topic, partition, start, at, count in target.runs
         ]
-        columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in MAP_OUT]
+        columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in MAP_OUT.names]
         return pa.record_batch(columns, schema=MAP_OUT)
 
     def _check_end(self, target: _Target) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
-import pandas as pd
+import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType
@@ -48,7 +49,7 @@ def _murmur2(key: Column) -> Column:
     def hashed(keys: pd.Series) -> pd.Series:
         there = keys.notna()
         found = pd.Series(pd.NA, index=keys.index, dtype="Int64")
-        found[there] = murmur2_of(keys[there].tolist())
+        found[there] = murmur2_of(cast("list[bytes]", keys[there].tolist()))
         return found
 
     return F.pandas_udf(hashed, LongType())(key)  # type: ignore[call-overload]

@@ -96,7 +96,7 @@ Read: TypeAlias = tuple[list[Message], Integers]
 @dataclass(slots=True)
 class Chunk:
     offsets: Integers
-    sums: list[Integers] = field(default_factory=list)
+    sums: list[Integers] = field(default_factory=list[Integers])
 
 
 _offset, _key, _value = methodcaller("offset"), methodcaller("key"), methodcaller("value")
