@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+from typing import Any, cast
 
-import asyncpg
+import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from pipeline import jdbc
 from pipeline.errors import PipelineError
@@ -82,7 +83,7 @@ def _in_postgres(url: str) -> dict[str, str]:
 
 async def _create_schema(url: str) -> None:
     try:
-        connection = await asyncpg.connect(url, timeout=jdbc.CONNECT_SECONDS)
+        connection = cast(Any, await asyncpg.connect(url, timeout=jdbc.CONNECT_SECONDS))
     except (OSError, asyncpg.PostgresError, TimeoutError) as error:
         raise PipelineError(
             f"The catalog's Postgres does not answer ({type(error).__name__}: {error}).", "Check --catalog."

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from pipeline.commit import Commit
 from pipeline.errors import PipelineError
-from pipeline.jvm import classes, delta_log, file_system
+from pipeline.jvm import classes, delta_log, file_system, java_session
 from pipeline.partitioning import Part
 from pipeline.sql import literal
 from pipeline.widening import wider
@@ -60,7 +60,7 @@ def create(
         return
     name(path)
     java = classes(spark)
-    tables, session = java.io.delta.tables.DeltaTable, spark._jsparkSession
+    tables, session = java.io.delta.tables.DeltaTable, java_session(spark)
     # SQL knows no generated columns of Delta.
     builder = tables.createIfNotExists(session).location(path)
     for field in schema.fields:
@@ -240,8 +240,9 @@ def commits(spark: SparkSession, path: str) -> Iterator[Commit]:
 
 
 def parse_commit(version: int, text: str) -> Commit:
-    """A commit from its file, whose lines are actions; one of them says who made it and what of."""
-    for line in text.splitlines():
+    """Return a commit from its file, whose lines are actions. One of them, `commitInfo`, describes the commit."""
+    # JSON may hold other separators of lines, such as U+2028, within a text.
+    for line in text.split("\n"):
         if line.startswith('{"commitInfo"'):
             told = json.loads(line)["commitInfo"]
             rows = told.get("operationMetrics", {}).get("numOutputRows", 0)

@@ -77,6 +77,11 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Check --bootstrap, and that the cluster runs; then start the job again: it goes on where it was.",
     ),
     (
+        r"MSG_SIZE_TOO_LARGE",
+        "A record is larger than the client or the target topic accepts.",
+        "Raise both: --client-conf message.max.bytes=N, and max.message.bytes=N of the target topic.",
+    ),
+    (
         r"ClassNotFoundException|NoClassDefFoundError|DATA_SOURCE_NOT_FOUND",
         "A jar that the job needs is missing.",
         "Run `sluice-pipeline jars`, or name their folder with --jars; spark-submit takes them by its own --jars.",

@@ -21,10 +21,10 @@ from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 
 from pipeline.commit import Commit
 from pipeline.errors import PipelineError
-from pipeline.jvm import classes, file_system
+from pipeline.jvm import classes, file_system, java_session
 from pipeline.partitioning import Part
 from pipeline.schema import RECORD
-from pipeline.sql import literal
+from pipeline.sql import identifier, literal
 from pipeline.widening import wider
 
 PREFIX = "iceberg:"
@@ -143,7 +143,7 @@ def rewrite(
 
 
 def merge_files(spark: SparkSession, where: str, target_bytes: int, least_files: int) -> tuple[int, int]:
-    held = classes(spark).org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, quoted(where))
+    held = classes(spark).org.apache.iceberg.spark.Spark3Util.loadIcebergTable(java_session(spark), quoted(where))
     # Without an order of its own, a table's files are merged as they are.
     strategy = "binpack" if held.sortOrder().isUnsorted() else "sort"
     options = f"map('target-file-size-bytes', '{target_bytes}', 'min-input-files', '{least_files}')"
@@ -156,14 +156,14 @@ def merge_files(spark: SparkSession, where: str, target_bytes: int, least_files:
 
 def partitioned_by(spark: SparkSession, where: str) -> list[str]:
     """Return the names of a table's partition fields."""
-    held = classes(spark).org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, quoted(where))
+    held = classes(spark).org.apache.iceberg.spark.Spark3Util.loadIcebergTable(java_session(spark), quoted(where))
     return [each.name() for each in held.spec().fields()]
 
 
 def vacuum(spark: SparkSession, where: str, hours: float) -> int:
     java = classes(spark)
-    action = java.org.apache.iceberg.spark.actions.SparkActions.get(spark._jsparkSession)
-    held = java.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, quoted(where))
+    action = java.org.apache.iceberg.spark.actions.SparkActions.get(java_session(spark))
+    held = java.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(java_session(spark), quoted(where))
     before_ms = int(time.time() * 1000 - hours * 3_600_000)
     _carry_progress(spark, where, before_ms)
     held.refresh()
@@ -372,7 +372,7 @@ def _add_columns(spark: SparkSession, name: str, stored: DataType, wanted: DataT
         return
     held = {field.name: field.dataType for field in stored.fields}
     for field in wanted.fields:
-        here = f"{path}`{field.name}`"
+        here = f"{path}{identifier(field.name)}"
         if field.name in held:
             _add_columns(spark, name, held[field.name], field.dataType, f"{here}.")
         else:
@@ -412,7 +412,7 @@ def _nothing(field: StructField) -> Column:
 def _ddl(kind: DataType) -> str:
     """A type in SQL, with every name in backticks."""
     if isinstance(kind, StructType):
-        fields = ", ".join(f"`{field.name}`: {_ddl(field.dataType)}" for field in kind.fields)
+        fields = ", ".join(f"{identifier(field.name)}: {_ddl(field.dataType)}" for field in kind.fields)
         return f"struct<{fields}>"
     if isinstance(kind, ArrayType):
         return f"array<{_ddl(kind.elementType)}>"

@@ -75,7 +75,13 @@ def fetch(where: Path) -> None:
         *(maven, "--quiet", "--batch-mode", "--file", str(POM), "dependency:copy-dependencies"),
         *("-DincludeScope=runtime", f"-DoutputDirectory={where}"),
     ]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=FETCH_SECONDS)
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=FETCH_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise PipelineError(
+            f"Maven has not fetched the jars within {FETCH_SECONDS // 60} minutes.",
+            "Check that Maven reaches its repository or mirror (its settings.xml), then run it again.",
+        ) from error
     if done.returncode:
         words = [line for line in (done.stdout + done.stderr).splitlines() if "ERROR" in line]
         raise PipelineError(

@@ -10,8 +10,9 @@ import argparse
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from confluent_kafka import (
     Consumer,
@@ -124,7 +125,12 @@ class Cluster:
             )
         chosen = set(names)
         if pattern is not None:
-            matches = re.compile(pattern).fullmatch
+            try:
+                matches = re.compile(pattern).fullmatch
+            except re.error as error:
+                raise PipelineError(
+                    f"--pattern {pattern} is no regular expression ({error}).", "Write it like 'orders.*', in quotes."
+                ) from error
             chosen |= {name for name in existing if not name.startswith("__") and matches(name)}
         return sorted(chosen)
 
@@ -136,9 +142,11 @@ class Cluster:
         if not topics:
             return []
         described: list[tuple[str, str, int]] = []
-        for name, future in self._admin.describe_topics(
-            TopicCollection(list(topics)), request_timeout=REQUEST_SECONDS
-        ).items():
+        asked_topics = TopicCollection(list(topics))
+        answers = cast(
+            "Mapping[str, Future[Any]]", self._admin.describe_topics(asked_topics, request_timeout=REQUEST_SECONDS)
+        )
+        for name, future in answers.items():
             try:
                 description = future.result(REQUEST_SECONDS)
             except KafkaException as error:
@@ -165,10 +173,13 @@ class Cluster:
         if not partitions:
             return {}
         isolation = IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel.READ_UNCOMMITTED
-        futures = self._admin.list_offsets(
-            {TopicPartition(*key): spec for key in partitions},
-            isolation_level=isolation,
-            request_timeout=REQUEST_SECONDS,
+        futures = cast(
+            "Mapping[TopicPartition, Future[Any]]",
+            self._admin.list_offsets(
+                {TopicPartition(*key): spec for key in partitions},
+                isolation_level=isolation,
+                request_timeout=REQUEST_SECONDS,
+            ),
         )
         found: dict[Partition, int] = {}
         for asked, future in futures.items():
@@ -198,22 +209,29 @@ class Cluster:
 
     def group_offsets(self, group: str) -> dict[Partition, int]:
         """All offsets that a group has committed."""
-        futures = self._admin.list_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group)], request_timeout=REQUEST_SECONDS
+        futures = cast(
+            "Mapping[str, Future[Any]]",
+            self._admin.list_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group)], request_timeout=REQUEST_SECONDS
+            ),
         )
         answer = futures[group].result(REQUEST_SECONDS)
         return {(at.topic, at.partition): at.offset for at in answer.topic_partitions if at.offset >= 0}
 
     def group_states(self) -> dict[str, str]:
         """The state of every group by its id: EMPTY, STABLE, …"""
-        answer = self._admin.list_consumer_groups(request_timeout=REQUEST_SECONDS).result(REQUEST_SECONDS)
+        future = cast("Future[Any]", self._admin.list_consumer_groups(request_timeout=REQUEST_SECONDS))
+        answer = future.result(REQUEST_SECONDS)
         return {group.group_id: group.state.name for group in answer.valid}
 
     def alter_group_offsets(self, group: str, offsets: Mapping[Partition, int]) -> None:
         """Set an empty group's offsets; the cluster refuses it for any other."""
         positions = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
-        futures = self._admin.alter_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group, positions)], request_timeout=REQUEST_SECONDS
+        futures = cast(
+            "Mapping[str, Future[Any]]",
+            self._admin.alter_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group, positions)], request_timeout=REQUEST_SECONDS
+            ),
         )
         for answer in futures[group].result(REQUEST_SECONDS).topic_partitions:
             if answer.error is not None:
@@ -221,7 +239,8 @@ class Cluster:
 
     def create(self, topic: NewTopic) -> None:
         """Make it, and wait until all its partitions answer. KafkaException if it cannot be made."""
-        for future in self._admin.create_topics([topic], request_timeout=REQUEST_SECONDS).values():
+        futures = cast("Mapping[str, Future[Any]]", self._admin.create_topics([topic], request_timeout=REQUEST_SECONDS))
+        for future in futures.values():
             future.result(REQUEST_SECONDS)
         # Apache Kafka acknowledges a topic before its brokers know that they lead it.
         wanted = [(topic.topic, partition) for partition in range(topic.num_partitions)]
@@ -244,11 +263,15 @@ class Cluster:
         """Names and values of the configuration of each."""
         if not resources:
             return {}
-        futures = self._admin.describe_configs(list(resources), request_timeout=REQUEST_SECONDS)
+        futures = self._describe(list(resources))
         return {
             resource: {name: str(entry.value) for name, entry in future.result(REQUEST_SECONDS).items()}
             for resource, future in futures.items()
         }
+
+    def _describe(self, resources: list[ConfigResource]) -> Mapping[ConfigResource, Future[Any]]:
+        answers = self._admin.describe_configs(resources, request_timeout=REQUEST_SECONDS)
+        return cast("Mapping[ConfigResource, Future[Any]]", answers)
 
     def own_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """Return the settings that each topic has of its own, without its broker's defaults.
@@ -259,7 +282,7 @@ class Cluster:
             return {}
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
         found: dict[str, dict[str, str]] = {}
-        for resource, future in self._admin.describe_configs(resources, request_timeout=REQUEST_SECONDS).items():
+        for resource, future in self._describe(resources).items():
             try:
                 entries = future.result(REQUEST_SECONDS)
             except KafkaException as error:
@@ -284,7 +307,10 @@ class Cluster:
             for name, value in settings.items()
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-        futures = self._admin.incremental_alter_configs([resource], request_timeout=REQUEST_SECONDS)
+        futures = cast(
+            "Mapping[ConfigResource, Future[Any]]",
+            self._admin.incremental_alter_configs([resource], request_timeout=REQUEST_SECONDS),
+        )
         for future in futures.values():
             future.result(REQUEST_SECONDS)
 

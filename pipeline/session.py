@@ -33,12 +33,13 @@ LOCAL_SHUFFLE_PARTITIONS = 8
 LOG_LEVEL = "SLUICE_PIPELINE_SPARK_LOG"
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
+_TIME_ZONE = "spark.sql.session.timeZone"
 # Settings that every job needs on every master.
 _ALWAYS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,"
     "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.sql.session.timeZone": "UTC",
+    _TIME_ZONE: "UTC",
     # Delta reads its log in as many tasks as this; 50, the default, costs seconds per commit on few cores.
     "spark.databricks.delta.snapshotPartitions": "2",
     # A commit without rows still says how far a job is.
@@ -67,7 +68,7 @@ class SessionOptions:
     jars_folder: Path | None = None
     local_dir: Path | None = None
     ui: bool = False
-    settings: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict[str, str])
     nice: int | None = 0
     """Niceness of a local job; None runs the job under Linux' SCHED_IDLE, which uses only idle time of the cores."""
 
@@ -97,6 +98,10 @@ def options_of(arguments: argparse.Namespace, app_name: str) -> SessionOptions:
         name, separator, value = text.partition("=")
         if not separator:
             raise PipelineError(f"--conf {text} is not NAME=VALUE.", "Write it like --conf spark.executor.cores=2.")
+        if name == _TIME_ZONE and value != _ALWAYS[_TIME_ZONE]:
+            raise PipelineError(
+                f"--conf {text} would shift an archive's dates, which are days in UTC.", "Leave it out."
+            )
         settings[name] = value
     return SessionOptions(
         app_name=app_name,

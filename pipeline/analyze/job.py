@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,16 +145,15 @@ def _thresholds(arguments: argparse.Namespace) -> Thresholds:
 def _journal(spark: SparkSession, arguments: argparse.Namespace, lines: Progress) -> Journal:
     first_seq, next_seq = arguments.from_seq, arguments.until_seq
     if arguments.archive is not None:
-        folder = arguments.archive
+        opened = open_archive(spark, arguments.archive).between(first_seq, next_seq)
     else:
-        url = _database_url(arguments)
-        folder = str(arguments.out / "journal")
-        source = source_of(spark, url, arguments.schema)
-        first_seq, next_seq = copy_snapshot(source, Path(folder), lines.say, from_seq=first_seq, until_seq=next_seq)
-    opened = open_archive(spark, folder, first_seq=first_seq, next_seq=next_seq)
+        folder: Path = arguments.out / "journal"
+        source = source_of(spark, _database_url(arguments), arguments.schema)
+        copied = copy_snapshot(source, folder, lines.say, from_seq=first_seq, until_seq=next_seq)
+        opened = open_archive(spark, str(folder), copied)
     if arguments.delivery is None:
         return opened
-    return Journal(**{**opened.__dict__, "delivery": spark.read.schema(DELIVERY).parquet(arguments.delivery)})
+    return replace(opened, delivery=spark.read.schema(DELIVERY).parquet(arguments.delivery))
 
 
 def _database_url(arguments: argparse.Namespace) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -36,12 +37,19 @@ def from_json(text: str, logs: Sequence[Log]) -> dict[Partition, int]:
             f"--from {text} is not JSON of topics, partitions and offsets ({error}).",
             'Write it like {"orders": {"0": 1200, "1": 980}}.',
         ) from error
+    for log in logs:
+        offset = wanted.get((log.topic, log.partition), log.start)
+        if not 0 <= offset <= log.end:
+            raise PipelineError(
+                f"--from names offset {offset:,} of {log.topic}-{log.partition}, whose log ends at {log.end:,}.",
+                "Name an offset from 0 up to the end of the log, or begin at earliest or latest.",
+            )
     return {(log.topic, log.partition): wanted.get((log.topic, log.partition), log.start) for log in logs}
 
 
 def milliseconds(text: str) -> int:
-    """A time as ISO 8601 (UTC if it does not say) or as milliseconds since 1970."""
-    if text.lstrip("-").isdigit():
+    """Return a time, given as ISO 8601 (in UTC unless it names a zone) or as milliseconds since 1970."""
+    if re.fullmatch(r"-?[0-9]+", text):
         return int(text)
     try:
         time = datetime.fromisoformat(text)

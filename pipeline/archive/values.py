@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
+from typing import Any, Protocol
 
 from pipeline import table
 from pipeline.archive.framed import RegistryTyping
@@ -22,7 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dead-letters", metavar="TABLE", help="of bad records (default: OUT_dead_letters)")
 
 
-def add_value_arguments(group: argparse._ArgumentGroup) -> None:
+class Arguments(Protocol):
+    """A parser of arguments, or a group of it."""
+
+    def add_argument(self, *names: str, **described: Any) -> object: ...
+
+
+def add_value_arguments(group: Arguments) -> None:
     """The arguments that say how values are encoded."""
     group.add_argument(
         "--value", choices=("raw", "json", "avro", "registry"), default="raw",
@@ -47,8 +55,8 @@ def typing_of(arguments: argparse.Namespace, *, evolve: bool) -> Typing | None:
     text = None
     if arguments.schema is not None:
         try:
-            text = arguments.schema.read_text()
-        except OSError as error:
+            text = arguments.schema.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
             raise PipelineError(f"The schema cannot be read: {error}.", "Check --schema.") from error
     decimals = arguments.format != "iceberg"
     if arguments.value == "registry":
@@ -59,4 +67,10 @@ def typing_of(arguments: argparse.Namespace, *, evolve: bool) -> Typing | None:
         return JsonTyping(text, evolve=evolve, decimals=decimals)
     if text is None:
         raise PipelineError("Avro needs its schema.", "Name its file with --schema.")
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise PipelineError(
+            f"{arguments.schema} is not JSON, so it is no Avro schema ({error}).", "Check --schema."
+        ) from error
     return AvroTyping(text, framed=arguments.framing == "confluent", decimals=decimals)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 LATE_MS = 1_000
@@ -14,24 +14,27 @@ SPANS_MS = (
     10_000 * _DAY,
 )  # fmt: skip
 MOST_SPANS = 100
+YEAR_10000_MS = 253_402_300_800_000
 
 
 def measured(records: DataFrame) -> DataFrame:
     """Records with their sizes in bytes and their time in ms; the payload is dropped."""
+
+    def size(part: Column) -> Column:
+        return F.coalesce(F.octet_length(part), F.lit(0))
+
     headers = F.aggregate(
         F.coalesce("headers", F.array().cast("array<struct<key:string,value:binary>>")),
         F.lit(0),
-        lambda total, header: (
-            total + F.coalesce(F.length(header.key), F.lit(0)) + F.coalesce(F.octet_length(header.value), F.lit(0))
-        ),
+        lambda total, header: total + size(header.key) + size(header.value),
     )
     return records.select(
         "topic",
         "partition",
         "offset",
         "key",
-        F.coalesce(F.octet_length("key"), F.lit(0)).alias("key_bytes"),
-        F.coalesce(F.octet_length("value"), F.lit(0)).alias("value_bytes"),
+        size(F.col("key")).alias("key_bytes"),
+        size(F.col("value")).alias("value_bytes"),
         F.col("value").isNull().alias("tombstone"),
         headers.alias("header_bytes"),
         F.unix_millis("timestamp").alias("at_ms"),
@@ -60,10 +63,10 @@ def partitions(records: DataFrame) -> DataFrame:
 def over_time(records: DataFrame) -> DataFrame:
     """One row per topic and span of time that has records: where it begins, how long it is, records and bytes.
 
-    All spans of a topic are equally long, as long as `SPANS_MS` has it for at most `MOST_SPANS` of them. Records
-    without a time are left out.
+    All spans of a topic are equally long: the shortest of `SPANS_MS` of which there are at most `MOST_SPANS`. Records
+    without a time are left out, and so are those after the year 9999, which Python's calendar does not know.
     """
-    timed = records.where(F.col("at_ms") >= 0)
+    timed = records.where((F.col("at_ms") >= 0) & (F.col("at_ms") < YEAR_10000_MS))
     whole = timed.groupBy("topic").agg((F.max("at_ms") - F.min("at_ms")).alias("_reach"))
     span = F.lit(SPANS_MS[-1])
     for each in reversed(SPANS_MS[:-1]):
@@ -87,7 +90,7 @@ def keys(records: DataFrame) -> DataFrame:
     per_key = (
         records.where(F.col("key").isNotNull())
         .groupBy("topic", "key")
-        .agg(F.count("*").alias("records"), F.countDistinct("partition").alias("partitions"))
+        .agg(F.count("*").alias("records"), F.count_distinct("partition").alias("partitions"))
     )
     told = per_key.groupBy("topic").agg(
         F.count("*").alias("keys"),
@@ -114,7 +117,7 @@ def hottest_keys(records: DataFrame, most: int = 20) -> DataFrame:
         .agg(
             F.count("*").alias("records"),
             F.min("partition").alias("partition"),
-            F.countDistinct("partition").alias("partitions"),
+            F.count_distinct("partition").alias("partitions"),
         )
         .withColumn("rank", F.row_number().over(rank))
         .where(F.col("rank") <= most)

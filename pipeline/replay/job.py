@@ -14,6 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from confluent_kafka.admin import ConfigResource, NewTopic, ResourceType
@@ -31,7 +32,7 @@ from pipeline.kafka import Cluster, Partition, UnreachableError
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
 from pipeline.replay import compare, topics
-from pipeline.replay.plan import Done, Plan, by_key, partition_map, topic_map
+from pipeline.replay.plan import Done, Plan, by_key, partition_map, source_ranges, topic_map
 from pipeline.replay.produce import Writer
 from pipeline.replay.transforms import in_order, select_records, summary, translate, with_targets, written
 from pipeline.schema import OFFSET_MAP
@@ -195,7 +196,7 @@ class Replay:
             if topic in done.plan.topics
         ]
         committed = self._spark.createDataFrame(rows, "group string, topic string, partition int, offset long")
-        mine = table.read(self._spark, self._map).where("replay = '" + self._arguments.name.replace("'", "''") + "'")
+        mine = table.read(self._spark, self._map).where(F.col("replay") == self._arguments.name)
         translated: dict[str, dict[Partition, int]] = {}
         for row in translate(committed, mine).collect():
             translated.setdefault(row["group"], {})[row.target_topic, row.target_partition] = row.offset
@@ -302,13 +303,13 @@ class Replay:
                     "Add partitions to it, map it with --partition-map, or let --create-topics make the topic.",
                 )
         told = {key: logs[key] for key in targets if key in logs}
-        return Plan(
-            **{**{name: getattr(asked, name) for name in Plan.__slots__},
-               "ranges": tuple(ranges),
-               "counts": counts,
-               "target_ids": {log.topic: log.topic_id for log in told.values()},
-               "bases": {key: log.end for key, log in told.items()}}
-        )  # fmt: skip
+        return replace(
+            asked,
+            ranges=tuple(ranges),
+            counts=counts,
+            target_ids={log.topic: log.topic_id for log in told.values()},
+            bases={key: log.end for key, log in told.items()},
+        )
 
     def _targets(self, asked: Plan, ranges: list[Range], progress: Progress) -> set[Partition]:
         """Which partitions records would go to; by key, all that a topic made for them would have."""
@@ -338,18 +339,12 @@ class Replay:
     def _ranges(self, progress: Progress, topics: Mapping[str, str]) -> list[Range]:
         first = _offsets(self._arguments.start, "--from")
         until = _offsets(self._arguments.until, "--until")
-        found: list[Range] = []
-        for (topic, partition), end in sorted(progress.next.items()):
-            key = (topic, partition)
-            start = max(progress.first[key], first.get(key, 0))
-            stop = min(end, until.get(key, end))
-            if topic in topics and start < stop:
-                found.append(Range(topic, partition, start, stop))
-        return found
+        return source_ranges(progress, topics, first, until)
 
     def _make_topics(self, asked: Plan, progress: Progress, ranges: list[Range], *, create: bool) -> None:
         """Create the missing target topics. PipelineError if one is missing, or retention would remove its records."""
         given = kafka.settings_of(self._arguments.topic_config, "--topic-config")
+        topics.check_given(given)
         existing = self._cluster.existing()
         wanted = topics.targets(asked, progress.next, progress.settings, given)
         missing = [each for each in wanted if each.topic not in existing]
@@ -374,13 +369,18 @@ class Replay:
     def _check_retention(
         self, asked: Plan, ranges: list[Range], created: list[topics.Target], existing: set[str]
     ) -> None:
-        """Refuse a given retention, and warn of an existing topic's, that removes records as soon as they arrive."""
+        """Refuse a given retention that removes records as soon as they arrive; warn if an existing topic has such one.
+
+        Refuse also a topic whose broker replaces timestamps.
+        """
         if asked.timestamps != "keep" or not ranges:
             return
         there = sorted({asked.topics[each.topic] for each in ranges} & existing)
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in there]
         limits = {resource.name: config for resource, config in self._cluster.configs(resources).items()}
         limits |= {each.topic: dict(each.settings) for each in created}
+        for name, config in sorted(limits.items()):
+            topics.check_timestamps(name, config)
         finite = {
             name: config
             for name, config in limits.items()

@@ -7,10 +7,10 @@ gets. So after a crash the end of a target partition says how much of its sequen
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from pipeline.archive.plan import Range, share
+from pipeline.archive.plan import Progress, Range, share
 from pipeline.errors import PipelineError
 from pipeline.kafka import Partition
 
@@ -39,7 +39,7 @@ class Plan:
     bases: Mapping[Partition, int]
     """The end of each target partition before the first record."""
     by_key: int | None = None
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
     """With `by_key`, the partitions of each target topic: what is added to it later gets nothing."""
 
     def target(self, topic: str, partition: int) -> Partition:
@@ -97,6 +97,30 @@ class Done:
         return Done(Plan(**plan), told["batch"], following)
 
 
+def source_ranges(
+    progress: Progress, topics: Collection[str], first: Mapping[Partition, int], until: Mapping[Partition, int]
+) -> list[Range]:
+    """Return the archived offsets of `topics` from `first` up to and without `until`.
+
+    PipelineError if one of these names a partition that the archive does not hold.
+    """
+    for option, offsets in (("--from", first), ("--until", until)):
+        unknown = sorted(offsets.keys() - progress.next.keys())
+        if unknown:
+            topic, partition = unknown[0]
+            raise PipelineError(
+                f"{option} names {topic}-{partition}, which the archive does not hold.",
+                "Check its topics and partitions.",
+            )
+    found: list[Range] = []
+    for (topic, partition), end in sorted(progress.next.items()):
+        key = (topic, partition)
+        start, stop = max(progress.first[key], first.get(key, 0)), min(end, until.get(key, end))
+        if topic in topics and start < stop:
+            found.append(Range(topic, partition, start, stop))
+    return found
+
+
 def topic_map(text: str, topics: Sequence[str]) -> dict[str, str]:
     """`a=b,c=d` for archived topics; PipelineError if one is unknown, or mapped onto a topic twice."""
     found: dict[str, str] = {}
@@ -132,7 +156,7 @@ def by_key(text: str) -> int | None:
     word, separator, count = text.partition(":")
     if word != "key":
         return None
-    if separator and not (count.isdigit() and int(count)):
+    if separator and not (count.isdecimal() and int(count)):
         raise PipelineError(f"--partition-map {text} names no number of partitions.", "Write it like key or key:12.")
     return int(count) if separator else 0
 
