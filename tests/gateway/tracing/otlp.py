@@ -1,79 +1,16 @@
-"""A collector of traces: an HTTP server that reads OTLP, with a reader of protobuf that knows OTLP's field numbers.
-
-The reader repeats the numbers of `opentelemetry/proto/**/*.proto` and imports nothing of the program, so that a wrong
-number in the program is found.
-"""
+"""A collector of traces: an HTTP server that reads OTLP with OpenTelemetry's own messages."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
-MESSAGES: dict[str, dict[int, tuple[str, str]]] = {
-    "request": {1: ("resource_spans", "resource_spans*")},
-    "resource_spans": {1: ("resource", "resource"), 2: ("scope_spans", "scope_spans*")},
-    "resource": {1: ("attributes", "attribute*")},
-    "scope_spans": {1: ("scope", "scope"), 2: ("spans", "span*")},
-    "scope": {1: ("name", "string"), 2: ("version", "string")},
-    "span": {
-        1: ("trace_id", "bytes"),
-        2: ("span_id", "bytes"),
-        5: ("name", "string"),
-        6: ("kind", "varint"),
-        7: ("start_time_unix_nano", "fixed64"),
-        8: ("end_time_unix_nano", "fixed64"),
-        9: ("attributes", "attribute*"),
-        15: ("status", "status"),
-    },
-    "attribute": {1: ("key", "string"), 2: ("value", "value")},
-    "value": {1: ("string", "string"), 3: ("int", "varint")},
-    "status": {2: ("message", "string"), 3: ("code", "varint")},
-}
-"""Name and type of each field by message and number. A star marks a repeated field."""
-
-
-def read_message(kind: str, encoded: bytes) -> dict[str, Any]:
-    """Return a message's fields by name. AssertionError if a field is unknown or has another wire type."""
-    found: dict[str, Any] = {}
-    position = 0
-    while position < len(encoded):
-        tag, position = _varint(encoded, position)
-        name, type_name = MESSAGES[kind][tag >> 3]
-        if type_name == "varint":
-            assert tag & 7 == 0
-            value, position = _varint(encoded, position)
-            found[name] = value - (1 << 64) if value >= 1 << 63 else value
-        elif type_name == "fixed64":
-            assert tag & 7 == 1
-            found[name] = int.from_bytes(encoded[position : position + 8], "little")
-            position += 8
-        else:
-            assert tag & 7 == 2
-            size, position = _varint(encoded, position)
-            body = encoded[position : position + size]
-            assert len(body) == size
-            position += size
-            if type_name.endswith("*"):
-                found.setdefault(name, []).append(read_message(type_name[:-1], body))
-            elif type_name == "string":
-                found[name] = body.decode()
-            else:
-                found[name] = body if type_name == "bytes" else read_message(type_name, body)
-    return found
-
-
-def _varint(encoded: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = encoded[position]
-        value |= (byte & 0x7F) << shift
-        position, shift = position + 1, shift + 7
-        if byte < 0x80:
-            return value, position
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 
 @dataclass(frozen=True)
@@ -91,28 +28,37 @@ class Received:
     error: str | None
 
 
+def read_request(encoded: bytes) -> ExportTraceServiceRequest:
+    """Return one OTLP request. AssertionError if it has a field that OpenTelemetry's own definitions lack."""
+    request = ExportTraceServiceRequest.FromString(encoded)
+    whole = request.ByteSize()
+    request.DiscardUnknownFields()
+    assert request.ByteSize() == whole
+    return request
+
+
 def read_spans(encoded: bytes) -> list[Received]:
     """Return the spans of one OTLP request."""
     return [
         Received(
-            name=span["name"],
-            kind=span["kind"],
-            start_ns=span["start_time_unix_nano"],
-            end_ns=span["end_time_unix_nano"],
-            trace_id=span["trace_id"],
-            span_id=span["span_id"],
-            attributes=_attributes(span.get("attributes", [])),
-            resource=_attributes(of_resource["resource"]["attributes"]),
-            error=span["status"]["message"] if span.get("status", {}).get("code") == 2 else None,
+            name=span.name,
+            kind=span.kind,
+            start_ns=span.start_time_unix_nano,
+            end_ns=span.end_time_unix_nano,
+            trace_id=span.trace_id,
+            span_id=span.span_id,
+            attributes=_attributes(span.attributes),
+            resource=_attributes(of_resource.resource.attributes),
+            error=span.status.message if span.status.code == Status.STATUS_CODE_ERROR else None,
         )
-        for of_resource in read_message("request", encoded)["resource_spans"]
-        for of_scope in of_resource["scope_spans"]
-        for span in of_scope["spans"]
+        for of_resource in read_request(encoded).resource_spans
+        for of_scope in of_resource.scope_spans
+        for span in of_scope.spans
     ]
 
 
-def _attributes(listed: list[dict[str, Any]]) -> dict[str, str | int]:
-    found = {each["key"]: next(iter(each["value"].values())) for each in listed}
+def _attributes(listed: Sequence[KeyValue]) -> dict[str, str | int]:
+    found = {each.key: getattr(each.value, each.value.WhichOneof("value") or "string_value") for each in listed}
     assert len(found) == len(listed), "OTLP allows one attribute of a name"
     return found
 

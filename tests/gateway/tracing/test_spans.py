@@ -1,9 +1,9 @@
-"""The bytes of spans, read by a reader that knows OTLP's field numbers and nothing of the program."""
+"""The bytes of spans, read with OpenTelemetry's own messages."""
 
 from __future__ import annotations
 
 from gateway.tracing.spans import Kind, Span, encode_spans
-from tests.gateway.tracing.otlp import read_message, read_spans
+from tests.gateway.tracing.otlp import read_request, read_spans
 
 RESOURCE = (("service.name", "sluice"), ("service.instance.id", "node:9092"))
 
@@ -34,6 +34,6 @@ def test_each_span_has_ids_of_its_own_in_the_sizes_of_otlp() -> None:
 
 
 def test_the_scope_says_which_program_made_the_spans() -> None:
-    request = read_message("request", encode_spans([Span("commit", Kind.CLIENT, 1, 2, ())], RESOURCE, "1.2"))
-    (of_scope,) = request["resource_spans"][0]["scope_spans"]
-    assert of_scope["scope"] == {"name": "sluice", "version": "1.2"}
+    request = read_request(encode_spans([Span("commit", Kind.CLIENT, 1, 2, ())], RESOURCE, "1.2"))
+    (of_scope,) = request.resource_spans[0].scope_spans
+    assert (of_scope.scope.name, of_scope.scope.version) == ("sluice", "1.2")
