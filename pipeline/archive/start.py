@@ -13,7 +13,7 @@ from pipeline.kafka import Cluster, Log, Partition
 
 
 def starting_offsets(cluster: Cluster, logs: Sequence[Log], start: str) -> dict[Partition, int]:
-    """The first offset to archive of each log. A partition that JSON leaves out begins at its earliest offset."""
+    """Return the first offset to archive of each log. A partition that the JSON omits begins at its earliest offset."""
     if start == "earliest":
         return {(log.topic, log.partition): log.start for log in logs}
     if start == "latest":
@@ -21,7 +21,7 @@ def starting_offsets(cluster: Cluster, logs: Sequence[Log], start: str) -> dict[
     if start.lstrip().startswith("{"):
         return from_json(start, logs)
     found = cluster.at_time([(log.topic, log.partition) for log in logs], milliseconds(start))
-    # No record is that young: the archive begins with the next one.
+    # If every record is older than the time, the archive begins with the next record.
     return {
         (log.topic, log.partition): log.end if (offset := found.get((log.topic, log.partition), -1)) < 0 else offset
         for log in logs

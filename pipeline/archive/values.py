@@ -19,9 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_value_arguments(group)
     group.add_argument(
         "--evolve", choices=("add", "none"), default="add",
-        help="new fields of JSON, and numbers that need a wider column (default %(default)s)",
+        help="add columns for new fields of JSON, and widen columns for larger numbers, or do neither "
+        "(default %(default)s)",
     )  # fmt: skip
-    group.add_argument("--dead-letters", metavar="TABLE", help="of bad records (default: OUT_dead_letters)")
+    group.add_argument(
+        "--dead-letters", metavar="TABLE", help="the table of records that cannot be typed (default: OUT_dead_letters)"
+    )
 
 
 class Arguments(Protocol):
@@ -31,16 +34,24 @@ class Arguments(Protocol):
 
 
 def add_value_arguments(group: Arguments) -> None:
-    """The arguments that say how values are encoded."""
+    """Add the arguments that say how values are encoded."""
     group.add_argument(
         "--value", choices=("raw", "json", "avro", "registry"), default="raw",
         help="registry: each value begins with the id of its schema in --registry (default %(default)s)",
     )  # fmt: skip
     group.add_argument("--registry", metavar="URL", help="a schema registry, such as https://user:password@host:8081")
     group.add_argument(
-        "--schema", type=Path, metavar="FILE", help="Avro's schema, or the first type of JSON as Spark DDL"
+        "--schema",
+        type=Path,
+        metavar="FILE",
+        help="the schema of Avro values, or the initial columns of JSON values as Spark DDL",
     )
-    group.add_argument("--framing", choices=("none", "confluent"), default="none", help="Avro's (default %(default)s)")
+    group.add_argument(
+        "--framing",
+        choices=("none", "confluent"),
+        default="none",
+        help="of Avro values: confluent skips the five bytes before each (default %(default)s)",
+    )
 
 
 def dead_letter_table(arguments: argparse.Namespace) -> str:
@@ -49,7 +60,7 @@ def dead_letter_table(arguments: argparse.Namespace) -> str:
 
 
 def typing_of(arguments: argparse.Namespace, *, evolve: bool) -> Typing | None:
-    """None for raw values. Without `evolve` the table keeps its columns."""
+    """Return the typing that the arguments choose, None for raw values. Without `evolve` columns stay as they are."""
     if arguments.value == "raw":
         return None
     text = None

@@ -53,7 +53,7 @@ def expected(targeted: DataFrame, *, keep_timestamps: bool) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class MarkedReader:
-    """Runs in Spark's workers: pieces of target partitions in, `OUT` of their records out."""
+    """Reads target partitions in Spark's workers: ranges of offsets in, `OUT` of their records out."""
 
     reader: TopicReader
     keep_timestamps: bool

@@ -18,7 +18,7 @@ from pipeline.schema import HEADERS
 
 
 def select_records(records: DataFrame, plan: Plan, ranges: Sequence[Range]) -> DataFrame:
-    """Records of `ranges` within the plan's times and condition."""
+    """Return the records of `ranges` within the plan's times and condition."""
     chosen = within(records, ranges)
     if plan.from_ms is not None:
         chosen = chosen.where(F.col("timestamp") >= F.timestamp_millis(F.lit(plan.from_ms)))
@@ -90,7 +90,7 @@ def summary(targeted: DataFrame) -> DataFrame:
 
 
 def written(offset_map: DataFrame) -> DataFrame:
-    """Records per target partition."""
+    """Return the number of records per target partition."""
     return offset_map.groupBy("target_topic", "target_partition").agg(F.sum("records").alias("records"))
 
 

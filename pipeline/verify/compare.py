@@ -32,14 +32,14 @@ class Scope:
 
 
 def scopes(progress: Progress, logs: Sequence[Log]) -> list[Scope]:
-    """Per partition: what the archive claims and the topic still holds."""
+    """Return, for each partition, the offsets that the archive claims and the topic still holds."""
     held = {(log.topic, log.partition): log for log in logs}
     found: list[Scope] = []
     for key, end in sorted(progress.next.items()):
         topic, partition = key
         claimed = list(without(Range(topic, partition, progress.first[key], end), (*progress.lost, *progress.left_out)))
         remarks = [
-            f"{each} had gone before they were archived"
+            f"{each} were removed from the topic before they were archived"
             for each in progress.lost
             if (each.topic, each.partition) == key
         ]
@@ -58,7 +58,7 @@ def scopes(progress: Progress, logs: Sequence[Log]) -> list[Scope]:
             remarks.append("its topic was deleted and created again, so nothing of it can be proved")
             claimed = []
         elif log is None:
-            remarks.append("its topic has gone, so nothing of it can be proved")
+            remarks.append("its topic was deleted, so nothing of it can be proved")
             claimed = []
         elif log.start > progress.first[key]:
             kept = [Range(topic, partition, max(each.start, log.start), each.end) for each in claimed]
@@ -69,7 +69,7 @@ def scopes(progress: Progress, logs: Sequence[Log]) -> list[Scope]:
 
 
 def pieces(ranges: Iterable[Range]) -> list[Range]:
-    """Ranges cut at borders of blocks, so that no block is in two pieces unless a range ends inside it."""
+    """Cut ranges at borders of blocks, so that no block is in two pieces unless a range ends inside it."""
     size = PIECE_BLOCKS * BLOCK
     found: list[Range] = []
     for each in ranges:
@@ -100,7 +100,7 @@ def work_frame(spark: SparkSession, work: Sequence[Range]) -> DataFrame:
 
 
 def rounds(work: Sequence[Range], offsets: int) -> Iterator[list[Range]]:
-    """`work` in its order, in lists of at least so many offsets, but for the last."""
+    """Yield `work` in its order, in lists of at least `offsets` offsets each; the last may have fewer."""
     some: list[Range] = []
     for each in work:
         some.append(each)
@@ -144,7 +144,7 @@ def unequal_ranges(records: DataFrame) -> DataFrame:
 
 
 def unclaimed(archive: DataFrame, progress: Progress) -> DataFrame:
-    """How many records the archive holds that its progress does not speak of, by topic and partition."""
+    """Count the archive's records that lie outside of its claim, by topic and partition."""
     claims = claims_frame(archive, progress.first, progress.next)
     inside = (F.col("offset") >= F.col("first")) & (F.col("offset") < F.col("next"))
     return (

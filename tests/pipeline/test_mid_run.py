@@ -98,7 +98,7 @@ def test_a_topic_that_is_deleted_and_made_again_ends_the_archive(
         topics.fill(gateway.bootstrap, topic, topics.records(50, 1))
         told = job.failure()
     assert "was deleted and created again" in told.cause
-    assert "Archive the new one into another table" in told.next_step
+    assert "Archive the new topic into another table" in told.next_step
     assert held(spark, out) == 30
 
 

@@ -117,7 +117,7 @@ def test_what_can_be_proved_is_what_both_hold() -> None:
     assert told[0].ranges == (Range("a", 0, 20, 50),)
     assert "offsets before 15 have been removed" in " ".join(told[0].remarks)
     assert told[1].ranges == ()
-    assert "has gone" in told[1].remarks[0]
+    assert "was deleted" in told[1].remarks[0]
 
 
 def test_a_topic_made_again_is_not_proved_and_does_not_hinder_others() -> None:
