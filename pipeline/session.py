@@ -59,7 +59,7 @@ _ALWAYS = {
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """Where and how a job runs. `master` may be local[N], spark://…, yarn, k8s://…"""
+    """The place and the resources of a job. `master` may be local[N], spark://…, yarn, k8s://…"""
 
     app_name: str
     master: str = "local[*]"

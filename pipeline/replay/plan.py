@@ -19,7 +19,7 @@ MARK = "sluice-source"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a replay writes and where.
+    """Sources and targets of a replay.
 
     `partitions` maps source partitions to target partitions; a partition that it lacks keeps its number. If `by_key`
     is set, a record goes where Java's default partitioner puts its key: murmur2 over the partitions that the target has

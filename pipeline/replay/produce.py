@@ -59,7 +59,7 @@ class Writer:
     bases: Mapping[Partition, int]
     keep_timestamps: bool
     settle: bool
-    """Whether a killed writer may still have requests in flight."""
+    """A killed writer may still have requests in flight."""
     records_per_second: float | None = None
     at_once: int = MAX_UNFINISHED
     """Target partitions that wait for the broker together."""
