@@ -1,4 +1,4 @@
-"""Iceberg tables by name: made, appended to exactly once, and read back by their snapshots.
+"""Iceberg tables by name: create, append exactly once, read, and find the last snapshot.
 
 The one idea: Iceberg has no transaction numbers, so an append writes its snapshot to a branch of its own, which readers
 do not see, and then moves `main` to that snapshot. Iceberg moves `main` only if its head is an ancestor of the
@@ -63,13 +63,13 @@ def parts(where: str) -> tuple[str, str]:
         namespace, name = DEFAULT_NAMESPACE, namespace
     if not namespace or not name or any(letter in "`/'\\" for letter in namespace + name):
         raise PipelineError(
-            f"{where.removeprefix(PREFIX)} is no name of an Iceberg table.", "Name it like events or lake.events."
+            f"{where.removeprefix(PREFIX)} is no name of an Iceberg table.", "Write it like events or lake.events."
         )
     return namespace, name
 
 
 def quoted(where: str) -> str:
-    """A table by its location, as SQL takes it."""
+    """Return the name in SQL of the table at a location."""
     namespace, name = parts(where)
     return f"{CATALOG}.`{namespace}`.`{name}`"
 
@@ -185,8 +185,7 @@ def _carry_progress(spark: SparkSession, where: str, before_ms: int) -> None:
     if last is None or last.number == head or last.committed_ms >= before_ms:
         return
     branch = _begin(spark, name, head)
-    told = (last.summary[each] for each in (_APPLICATION, _NUMBER, _PROGRESS))
-    application, number, progress = told
+    application, number, progress = (last.summary[each] for each in (_APPLICATION, _NUMBER, _PROGRESS))
     empty = spark.createDataFrame([], schema(spark, where))
     _append_to(empty, f"{name}.branch_{branch}", application, int(number), progress)
     publish(spark, where, branch, head)
@@ -262,7 +261,7 @@ def _head_for(spark: SparkSession, where: str, application: str, number: int) ->
     name = quoted(where)
     head = _head(spark, name)
     if head is None:
-        # A commit needs a head that it can be compared with.
+        # A table without a snapshot has no head that a commit could begin at.
         spark.createDataFrame([], schema(spark, where)).writeTo(name).append()
         head = _head(spark, name)
     for snapshot in _ancestry(spark, name, head):
@@ -318,7 +317,7 @@ def commits(spark: SparkSession, where: str) -> Iterator[Commit]:
 
 
 def _plain(where: str) -> str:
-    """A table by its location, as a procedure takes it."""
+    """Return the name by which Iceberg's procedures know the table at a location."""
     namespace, name = parts(where)
     return f"`{namespace}`.`{name}`"
 
@@ -410,7 +409,7 @@ def _nothing(field: StructField) -> Column:
 
 
 def _ddl(kind: DataType) -> str:
-    """A type in SQL, with every name in backticks."""
+    """Return a type in SQL, with every name in backticks."""
     if isinstance(kind, StructType):
         fields = ", ".join(f"{identifier(field.name)}: {_ddl(field.dataType)}" for field in kind.fields)
         return f"struct<{fields}>"

@@ -1,7 +1,6 @@
 """Java objects behind a SparkSession that have no Python name in Spark.
 
-The one idea: Spark's stubs know these objects as any of Py4J's classes, or None, so their types are left open here and
-nowhere else.
+The one idea: Python knows no types for these objects, so they have the type `Any` here and in the callers' few lines.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ DELIVERY = _table(
 """Records that members processed, as a test harness logs them: one row per contiguous run, in order of time."""
 
 MAX_DROPS = 1_000
-"""rows_dropped events beyond which a journal is too torn to say anything exact about."""
+"""rows_dropped events beyond which a journal has too many gaps for exact figures."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Journal:
     delivery: DataFrame | None = None
 
     def map(self, transform: Callable[[DataFrame], DataFrame]) -> Journal:
-        """The same snapshot with each of its five tables transformed."""
+        """Return the same snapshot with each of its five tables transformed."""
         return replace(
             self,
             event=transform(self.event),
@@ -163,14 +163,14 @@ class Journal:
 
 
 def with_eras(journal: Journal) -> Journal:
-    """Adds `era`: how many times rows were dropped before this one. Nothing is continuous across an era's border."""
+    """Add `era`, the number of times that rows were dropped before this one. No state crosses an era's border."""
     drops = sorted(
         row.seq
         for row in journal.event.where(F.col("kind") == "rows_dropped").select("seq").limit(MAX_DROPS + 1).collect()
     )
     if len(drops) > MAX_DROPS:
         raise PipelineError(
-            f"The journal says more than {MAX_DROPS} times that rows were dropped: nothing exact can be said.",
+            f"The journal has dropped rows more than {MAX_DROPS} times, so no exact figures can be derived.",
             "Its writer is overloaded, or the database was away. Analyse a later range with --from-seq.",
         )
     if not drops:

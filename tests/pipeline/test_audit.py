@@ -137,14 +137,14 @@ def test_the_partitioner_is_guessed() -> None:
 
 def test_a_quiet_topic_needs_nothing() -> None:
     assert advice(_figures()) == [
-        "records are spread evenly, of even size and in order of time: nothing is to be done."
+        "records are spread evenly, of even size and in order of time: there is nothing to do."
     ]
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"keys": {"hottest_records": 400}}, "whoever owns its partition"),
+        ({"keys": {"hottest_records": 400}}, "the owner of its partition"),
         ({"keys": {"keys_in_several_partitions": 3}}, "lie in more than one partition"),
         ({"keys": {"keyed_records": 900}}, "have no key, the others do"),
         ({"partitioner": "mixed"}, "murmur2_random"),

@@ -207,7 +207,7 @@ def test_a_step_that_can_be_done_again_is_broken_off_when_a_stop_is_asked_for(sp
     said, stop = io.StringIO(), Stop()
     stop.ask()
     with (
-        pytest.raises(PipelineError, match=r"stopped before it was whole. Start it again; it begins anew"),
+        pytest.raises(PipelineError, match=r"stopped within a step. Start it again; it begins anew"),
         Ticker(spark, Progress("verify", stream=said), stop),
     ):
         spark.range(10**14).selectExpr("sum(hash(id))").collect()
