@@ -62,7 +62,7 @@ def _keys(keys: dict[str, Any], partitioner: str | None) -> list[str]:
     unkeyed = keys["records"] - keys["keyed_records"]
     if unkeyed and keys["keyed_records"]:
         told.append(
-            f"{counted(unkeyed, 'record')} of {keys['records']:,} have no key, the others do: check that this is intended."
+            f"{counted(unkeyed, 'record')} of {keys['records']:,} have no key, the others do: check the producers."
         )
     return told
 
