@@ -119,7 +119,7 @@ async def _an_hour(group: Group, clock: Clock, writer: Writer) -> None:
 
 
 def found(out: Path) -> dict[str, dict[str, int]]:
-    """Return the figures that analysis wrote, summed as the correct ones are."""
+    """Return the figures that the analysis job wrote, summed in the same way as the correct figures."""
     sums: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for row in parquet.read_table(out / "rebalance").to_pylist():
         mine = sums[row["group_id"]]

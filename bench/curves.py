@@ -333,7 +333,7 @@ def measure(name: str, counts: Sequence[int], warm_up_s: float, seconds: float) 
 
 
 def bend(steps: Sequence[Step]) -> str:
-    """Return where the curve bends, and which processes' CPU grew most from the step before."""
+    """Return the step at which the curve bends, and the processes whose CPU time grew most from the step before."""
     first = steps[0]
     for before, step in itertools.pairwise(steps):
         grown = {

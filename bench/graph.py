@@ -32,7 +32,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A phase; `name` is written above it, and the band is shaded if it has one."""
+    """A phase of the measurement. The graph shades a phase that has a name, and writes the name above it."""
 
     name: str
     begins: float
@@ -85,7 +85,7 @@ def over_count(title: str, panels: Sequence[Panel], counts: Sequence[int]) -> st
 
 
 def _begin(title: str, panels: Sequence[Panel]) -> tuple[Drawing, float]:
-    """Return an empty drawing and where its last panel ends."""
+    """Return an empty drawing, and the y position at which its last panel ends."""
     bottom = TOP + len(panels) * PANEL + (len(panels) - 1) * GAP
     return Drawing(bottom + 28, title), bottom
 

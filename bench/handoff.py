@@ -204,7 +204,7 @@ def java_joins(bootstrap: str, protocol: str) -> float:
 
 
 def _java_missing() -> str | None:
-    """Return why Java's consumers cannot be measured here, or None after building them."""
+    """Build Java's consumers. Return why they cannot be measured on this machine, or None."""
     suite = suites.load(suites.FOLDER / JAVA_SUITE)
     missing = suite.missing()
     if missing is None:

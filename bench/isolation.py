@@ -60,7 +60,7 @@ STOP_S = 90.0
 COMPACTED_TOPICS = 10
 COMPACTED_KEYS = 100
 INLINE_RECORD_BYTES = 50_000
-"""A commit of one such record stays in Postgres until the mover takes it."""
+"""A commit of one record of this size stays in Postgres until the mover takes it."""
 INLINE_BYTES = 128_000_000
 MEGABYTE = 1_000_000
 
@@ -336,7 +336,7 @@ def _backup(stage: Stage) -> Iterator[Evidence]:
 
 @contextlib.contextmanager
 def _snapshot(stage: Stage) -> Iterator[Evidence]:
-    """Hold a snapshot, as pg_dump does."""
+    """Hold a snapshot open, as pg_dump does."""
     loop = asyncio.new_event_loop()
     settings = {"idle_in_transaction_session_timeout": "0"}
     connection: asyncpg.Connection = loop.run_until_complete(asyncpg.connect(stage.url, server_settings=settings))
@@ -388,14 +388,14 @@ class Sample:
 class Run:
     phases: Sequence[Phase]
     acknowledged: Sequence[Sample]
-    """From send to acknowledgement, in the order of their ends."""
+    """Times from send to acknowledgement, in the order in which they ended."""
     read: Sequence[Sample]
     """From send to the consumer's poll."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """One phase beside work. Ratios divide its p99 by that of the phases alone."""
+    """One phase beside other work. The ratios divide its p99 by the p99 of the phases without other work."""
 
     phase: Phase
     p50_ms: float
@@ -473,7 +473,7 @@ def _beside(name: str, stage: Stage) -> Phase:
 
 
 def compare(run: Run) -> list[Beside]:
-    """Return each phase beside work, compared with the mean of the phases alone before and after it."""
+    """Return each phase beside other work, with the mean of the phases without it directly before and after."""
     found: list[Beside] = []
     for before, phase, after in zip(run.phases[::2], run.phases[1::2], run.phases[2::2], strict=False):
         alone = statistics.mean(_p99(_within(run.acknowledged, each)) for each in (before, after))

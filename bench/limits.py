@@ -51,7 +51,7 @@ SEQUENTIAL_WRITES = 100
 COMMITS = 2_000
 
 BUSY = 0.85
-"""Share of a core, of all cores or of the disk that counts as all of it."""
+"""Share of a core, of all cores or of the disk from which that resource counts as exhausted."""
 
 OTHERS = 0.25
 """Share of all cores: if other programs use more, the figures do not describe this machine."""
@@ -74,7 +74,7 @@ class Load:
     producers: int = 1
     pace: int = 0
     alone: bool = False
-    """Each record waits for the acknowledgement of the previous one."""
+    """A client sends each record after the acknowledgement of the previous one."""
 
     @property
     def flood(self) -> bool:
@@ -116,7 +116,7 @@ class _Client:
         self.requests.append((time.perf_counter(), sum(broker["req"].get("Produce", 0) for broker in brokers)))
 
     def requests_between(self, first_s: float, last_s: float) -> float:
-        """Return the requests in that time, at the rate between the first and the last statistics in it."""
+        """Return the requests in a period, at the rate between the first and the last statistics of the period."""
         within = [each for each in self.requests if first_s <= each[0] <= last_s]
         if len(within) < 2:
             raise RuntimeError("librdkafka reported no statistics of its requests")
@@ -148,7 +148,7 @@ class Profile:
         return sum(usage.cpu_s for group, usage in self.spent.groups.items() if not group.startswith("client:"))
 
     def verdict(self) -> str:
-        """Return which resource was exhausted, by these figures alone."""
+        """Return the exhausted resource, judged by these figures alone."""
         machine, seconds = self.spent.machine, self.spent.seconds
         cores = os.cpu_count() or 1
         busy = 1 - (machine.idle_s + machine.disk_wait_s) / (cores * seconds)
@@ -413,7 +413,7 @@ def _summary(profiles: Sequence[Profile]) -> list[str]:
 
 
 def _ceilings(profiles: Sequence[Profile]) -> list[str]:
-    """Return the rates that the cores would allow if nothing else bounded them."""
+    """Return the rates that would be reached if only the cores limited them."""
     cores = os.cpu_count() or 1
     lines: list[str] = []
     for each in profiles:

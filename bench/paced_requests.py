@@ -37,7 +37,7 @@ MAX_UNANSWERED = 20_000
 @dataclass(frozen=True, slots=True)
 class Load:
     bootstraps: Sequence[str]
-    """Nodes; producers are divided among them."""
+    """Number of nodes; producers are divided among the nodes."""
     topics: Sequence[str]
     partitions: int
     """Partitions of each topic."""

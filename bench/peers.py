@@ -225,7 +225,7 @@ _ABOUT = (
 
 
 def runnable(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the workloads that this machine can run, and a sentence about each of the others."""
+    """Return the workloads that this machine can run, and for each other workload a sentence that says why not."""
     able: list[str] = []
     left_out: list[str] = []
     for name in names:

@@ -358,7 +358,7 @@ class Job:
 
 @contextlib.contextmanager
 def job(name: str, broker: int, *given: str) -> Iterator[Job]:
-    """Run a job until the end of the block, then stop it as a user does."""
+    """Run a job until the end of the block. Then stop it as a user stops it."""
     command = [sys.executable, "-m", "pipeline.cli", name, "--json", "--master", "local[2]", *given]
     started = Job(name, subprocess.Popen(command, stdout=subprocess.PIPE, text=True), broker)
     threads = [threading.Thread(target=work, daemon=True) for work in (started.read, started.watch)]

@@ -178,7 +178,7 @@ def _read_times(path: Path) -> tuple[Usage, Usage]:
 
 
 def _read_written(path: Path) -> int:
-    """Return the bytes written, or 0 if only the owner may read them."""
+    """Return the bytes that the process has written, or 0 if only the process' owner may read that number."""
     try:
         found = dict(line.split(":", 1) for line in path.read_text().splitlines())
     except PermissionError:

@@ -135,7 +135,7 @@ async def abort_around_one_batch(gateway: Gateway) -> None:
 
 
 class Gateway(GatewayProcess):
-    """A gateway with the probe in it."""
+    """A gateway that runs the probe in its process."""
 
     def __init__(self, directory: Path) -> None:
         self.report = directory / "probe.json"
@@ -192,7 +192,7 @@ def _who() -> Iterator[bytes]:
 
 
 async def ask_all(gateway: Gateway, case: Case) -> Exchanged:
-    """Send the case's requests, each after the answer to the previous one. Return what became of them."""
+    """Send the case's requests, each after the answer to the previous one. Return their outcomes."""
     seen = Exchanged()
     host, _, port = (gateway.asking if case.known else gateway.bootstrap).rpartition(":")
     connection = await Connection.open(host, int(port))

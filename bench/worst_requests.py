@@ -126,7 +126,7 @@ State = TypeVar("State")
 
 
 def array_paths(struct_type: type[Any], version: int) -> Iterator[tuple[Field, ...]]:
-    """Return every array of a struct at a version, as the fields that lead to it."""
+    """Return every array of a struct at a version. Each is given as the path of fields that leads to it."""
     for field in struct_schema(struct_type).fields:
         if version not in field.versions or field.tag is not None:
             continue
@@ -245,7 +245,7 @@ def whole_apis(chosen: Callable[[str], bool]) -> Iterator[Case]:
 
 
 def longest_strings(chosen: Callable[[str], bool]) -> Iterator[Case]:
-    """The same as `whole_apis` with the longest strings, of which fewer fit into a request."""
+    """Build the same requests as `whole_apis`, but with the longest strings. Fewer of these fit into a request."""
     for line in SERVED:
         struct_type, version = request_class(line.api_key), line.max_version
         for path in list(array_paths(struct_type, version)) or [()]:

@@ -244,7 +244,7 @@ COMMANDS: dict[str, tuple[_Command, ...]] = {
         _Command("decode", "show the fields of a message's body", _decode),
     ),
 }
-"""Commands by the system that they ask, as `sluice --help` shows them."""
+"""Commands, grouped by the system that they query, as `sluice --help` shows them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -155,7 +155,7 @@ def greeting(
 
 
 def _client_options(listener: Listener, broker: BrokerConfig) -> str:
-    """Return the options that librdkafka needs at a listener; none at a plain one."""
+    """Return the options that librdkafka needs to connect to a listener; none for a plaintext listener."""
     security = listener_security(listener, broker)
     options: list[str] = []
     if security.sasl is not None or security.tls is not None:

@@ -78,7 +78,7 @@ def _config(given: argparse.Namespace) -> int:
 def _healthcheck(given: argparse.Namespace) -> int:
     flags = {} if given.address is None else {"listen": given.address}
     settings = load(flags, (), os.environ).settings
-    # Prefer a listener without TLS: the check asks whether the node serves, not who it is.
+    # Prefer a listener without TLS: the check only asks whether the node serves, and needs no proof of its identity.
     listener = min(settings.listeners, key=lambda each: each.security_protocol.endswith("SSL"))
     host, port = listener.bind
     if given.address is not None:

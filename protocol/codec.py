@@ -58,11 +58,11 @@ def decode(
     *,
     max_elements: int = MAX_REQUEST_ELEMENTS,
 ) -> tuple[M, int]:
-    """The message that begins at `position`, and where it ends.
+    """Return the message that begins at `position`, and the position at which it ends.
 
-    `records` fields are slices of `buffer`, everything else owns its memory. Raises ProtocolError for bytes that are
-    not such a message (TooManyElementsError for a request of more than `max_elements`), ValueError where the message
-    has no such version. A few values of `max_elements` may occur: each makes functions of its own.
+    `records` fields are slices of `buffer`; all other fields own their memory. Raise ProtocolError for bytes that are
+    no such message (TooManyElementsError for a request with more than `max_elements`), and ValueError if the message
+    does not have this version. Use only few values of `max_elements`: functions are generated for each of them.
     """
     found = _decoders.get((message_type, version, max_elements))
     if found is None:

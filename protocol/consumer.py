@@ -133,7 +133,7 @@ def _append_topic_partitions(out: bytearray, topics: tuple[TopicPartition, ...])
 
 
 class _Reader:
-    """A position in one blob; each count is checked against the bytes left before anything is built from it."""
+    """A position in one blob. Each count is checked against the remaining bytes before an object is built from it."""
 
     __slots__ = ("_buffer", "_partitions_left", "_position", "_topics_left")
 

@@ -382,7 +382,9 @@ def _value(field: Field, version: int, *, compact: bool, nullable: bool) -> Cons
 
 
 def parse(message_type: type[M], version: int, buffer: Buffer, position: int = 0) -> tuple[M, int]:
-    """The message at `position` and where it ends; raises ProtocolError if the bytes are not one."""
+    """Return the message at `position`, and the position at which it ends. Raise ProtocolError if the bytes are no
+    message.
+    """
     stream = io.BytesIO(buffer)
     stream.seek(position)
     try:

@@ -143,7 +143,7 @@ class RecordReader:
             raise ProtocolError(f"{total - position} bytes after the last record")
 
     def _read_large(self, start: int) -> tuple[LargeRecord, int]:
-        """The record at `start`, and where it ends."""
+        """Return the record at `start`, and the position at which it ends."""
         head, body = self.head, self.body
         length, position = read_zigzag32(body, start, len(body))
         end = position + length
@@ -255,7 +255,7 @@ def _alike(window: bytearray, start: int, limit: int, most: int) -> tuple[int, i
 
 
 def _run(found: bytearray, byte: int) -> int:
-    """How often `byte` stands at the beginning."""
+    """Return how many times `byte` is repeated at the beginning."""
     return len(found) - len(found.lstrip(bytes((byte,))))
 
 

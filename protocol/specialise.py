@@ -77,7 +77,9 @@ def specialise_decoder(record: Record, version: int, max_elements: int | None = 
 
 
 def specialise_encoder(record: Record, version: int) -> Encoder:
-    """A function equal to the grammar's build, in chunks: records that are not small stand in the list as they are."""
+    """Return a function that encodes as the grammar's build does, but into chunks. `records` that are not small become
+    chunks of their own, without a copy.
+    """
     return _EncoderSource(record, version).compile()
 
 
@@ -255,7 +257,9 @@ class _DecoderSource(_Source):
         self.pending.clear()
 
     def read_length(self, length: Length, what: str) -> str:
-        """A local that holds the length; if nullable -1 is left to the caller, else it is refused here."""
+        """Return the name of a local that holds the length. If the field is nullable, the caller handles -1;
+        otherwise the generated code here refuses it.
+        """
         name = self.fresh("n")
         if length.compact:
             self.pending.append(("B", name))
@@ -453,7 +457,7 @@ class _EncoderSource(_Source):
 
     @contextmanager
     def unless_null(self, length: Length, value: str) -> Generator[str]:
-        """A local that holds the value and is not None within the block; null is written before."""
+        """Yield the name of a local that holds the value and is not None within the block. Write a null before it."""
         name = self.fresh("x")
         self.line(f"{name} = {value}")
         if not length.nullable:

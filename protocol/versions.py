@@ -22,7 +22,7 @@ class Versions:
 
     @classmethod
     def parse(cls, text: str) -> Versions:
-        """Read upstream's notation; raises ValueError on anything else."""
+        """Read upstream's notation of versions. Raise ValueError for any other text."""
         if text == "none":
             return NO_VERSIONS
         if text.endswith("+"):

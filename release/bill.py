@@ -69,7 +69,7 @@ class Component:
     hashes: tuple[str, ...]
     """SHA-256 of its files, in hexadecimal digits."""
     parents: tuple[str, ...]
-    """Packages that require it; DISTRIBUTION among them."""
+    """Packages that require this one; DISTRIBUTION may be among them."""
 
     @property
     def purl(self) -> str:

@@ -36,7 +36,7 @@ def version(root: Path = ROOT) -> str:
 
 
 def _of_tag(release: str, commits: int, commit: str) -> str:
-    """Return the tag's version on its commit, and a version between this release and the next after it."""
+    """Return `release` for the tagged commit itself, else a development version of the next release."""
     return release if commits == 0 else f"{_next(release)}.dev{commits}+g{commit}"
 
 

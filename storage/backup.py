@@ -49,6 +49,18 @@ _NAMES = frozenset({DUMP, f"{DUMP}.new", LOG, MANIFEST, f"{MANIFEST}.new"})
 """Names that a backup's directory may hold, whether the backup is complete or torn."""
 _LOG_NAMES = frozenset({MARKER, f"{MARKER}.new"})
 """Names that `log/` may hold beside the segments."""
+_NO_TIMEOUTS = dict.fromkeys(
+    (
+        "statement_timeout",
+        "lock_timeout",
+        "idle_in_transaction_session_timeout",
+        "idle_session_timeout",
+        "transaction_timeout",
+    ),
+    "0",
+)
+"""Settings of our session. While programs and copies run it is idle in its transaction, for hours if need be, and a
+default of the database would end it."""
 _NOT_NULL = rb"(?:CONSTRAINT \S+ )?NOT NULL [^\s,]+"
 
 
@@ -255,7 +267,7 @@ async def _is_empty(store: ByteStore) -> bool:
 
 async def _connect(url: str) -> Any:
     """Open a connection of the backup's own, because the snapshot and the lock last as long as the connection."""
-    return await connect(url, {"search_path": schema.TABLE_SCHEMA})
+    return await connect(url, {"search_path": schema.TABLE_SCHEMA, **_NO_TIMEOUTS})
 
 
 async def _dump(url: str, snapshot: str, target: Path) -> None:

@@ -132,6 +132,8 @@ class EmbeddedPostgres:
         self._supervisor: asyncio.Task[None] | None = None
         self._launched_at = 0.0
         self._log_start_bytes = 0
+        self._log_is_too_long = False
+        """True if the log should have been cut and could not be."""
 
     @property
     def url(self) -> str:
@@ -326,8 +328,13 @@ class EmbeddedPostgres:
         try:
             output, _ = await asyncio.wait_for(process.communicate(), INITDB_SECONDS)
         except TimeoutError:
-            process.kill()
             raise EmbeddedPostgresError(f"initdb did not finish in {INITDB_SECONDS:.0f} s") from None
+        finally:
+            if process.returncode is None:
+                # With the servers that it starts: they have its session.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
         if process.returncode != 0:
             raise EmbeddedPostgresError(f"initdb failed: {fatal_line(output)}")
         fresh.rename(self.cluster_dir)
@@ -374,7 +381,7 @@ class EmbeddedPostgres:
         """Start our child and wait until it accepts connections; EmbeddedPostgresError leaves nothing running."""
         await self._stop_leftover()
         self._write_configuration()
-        self._limit_log()
+        await asyncio.to_thread(self._limit_log)
         self._log_start_bytes = self.log_path.stat().st_size if self.log_path.exists() else 0
         started = time.monotonic()
         log_fd = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -427,7 +434,7 @@ class EmbeddedPostgres:
                 try:
                     returncode = await asyncio.wait_for(process.wait(), self._bounds.log_check_s)
                 except TimeoutError:
-                    self._limit_log()
+                    await asyncio.to_thread(self._limit_log)
                     continue
                 logger.error("postgres died", returncode=returncode, last_line=self._last_log_line())
                 if time.monotonic() - self._launched_at > STEADY_SECONDS:
@@ -520,21 +527,36 @@ class EmbeddedPostgres:
     # --- its log ----------------------------------------------------------------------------------------------
 
     def _limit_log(self) -> None:
-        """Keep one former log of at most `max_log_bytes`; the server appends, so the file can be cut under it."""
-        if self.log_path.exists() and self.log_path.stat().st_size > self._bounds.max_log_bytes:
-            write_file(self.log_path.with_suffix(".log.1"), self.log_path.read_bytes())
-            os.truncate(self.log_path, 0)
+        """Keep one former log of at most `max_log_bytes`; the server appends, so the file can be cut under it.
+
+        If that fails, only log it. A full disk also ends Postgres, and Postgres must still be started again.
+        """
+        is_too_long = False
+        try:
+            if self.log_path.exists() and self.log_path.stat().st_size > self._bounds.max_log_bytes:
+                write_file(self.log_path.with_suffix(".log.1"), self.log_path.read_bytes())
+                os.truncate(self.log_path, 0)
+        except OSError as error:
+            is_too_long = True
+            if not self._log_is_too_long:
+                logger.warning(
+                    "the log of postgres cannot be cut: trying again", path=str(self.log_path), error=str(error)
+                )
+        self._log_is_too_long = is_too_long
 
     def _last_log_line(self) -> str:
-        with self.log_path.open("rb") as file:
-            file.seek(max(0, self.log_path.stat().st_size - 4096))
-            return last_line(file.read())
+        return last_line(self._log_from(-4096))
 
     def _fatal_log_line(self) -> str:
         """Line of the log that says why this start failed."""
-        with self.log_path.open("rb") as file:
-            file.seek(self._log_start_bytes)
-            return fatal_line(file.read(65536))
+        return fatal_line(self._log_from(self._log_start_bytes)[:65536])
+
+    def _log_from(self, position: int) -> bytes:
+        """Return the log from `position` on, or its last bytes if `position` is negative. Empty if it was removed."""
+        with contextlib.suppress(FileNotFoundError), self.log_path.open("rb") as file:
+            file.seek(position if position >= 0 else max(0, self.log_path.stat().st_size + position))
+            return file.read()
+        return b""
 
 
 def _command_of(pid: int) -> list[bytes] | None:

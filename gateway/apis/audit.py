@@ -86,7 +86,7 @@ def audit_into(append: Callable[[str], None], node: str) -> Mapping[ApiKey, Audi
     async def audit(request: object, response: object, code: int, context: RequestContext[object]) -> None:
         if isinstance(request, OffsetCommitRequest) and not _is_by_administrator(request):
             return
-        # A request may have megabytes, so its line is made in the thread too.
+        # A request may have megabytes, so the thread also makes its line.
         await asyncio.to_thread(lambda: append(line_of(request, response, code, context, node)))
 
     return dict.fromkeys(AUDITED, audit)
@@ -136,7 +136,7 @@ def _errors(found: object) -> Iterator[str]:
 
 
 def _plain(value: object, names: Mapping[str, type[IntEnum]]) -> Any:
-    """Return a part of a message as JSON has it."""
+    """Return a part of a message as values that JSON can represent."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _plain_fields(value, names)
     if isinstance(value, tuple):

@@ -228,7 +228,7 @@ async def _describe_all(
 
 
 refuse_metadata = DerivedRefusal(ApiKey.METADATA, elements=True)
-"""A refusal has no brokers, so that Java and librdkafka keep their metadata and ask again."""
+"""Refuse without a list of brokers, so that Java and librdkafka keep their metadata and repeat the request."""
 
 
 async def _find_topics(
@@ -497,8 +497,9 @@ async def describe_cluster(
 
 
 def _require_endpoint(request: DescribeClusterRequest, context: RequestContext[object]) -> None:
-    """Raise KafkaError unless the request asks for the kind of node that received it. Version 0 has no field for
-    this."""
+    """Raise KafkaError unless the request is for the kind of node (broker or controller) that received it. Version 0
+    has no such field.
+    """
     asked, here = request.endpoint_type, ENDPOINTS[context.role]
     if asked == here:
         return

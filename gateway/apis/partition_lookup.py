@@ -53,7 +53,7 @@ async def read_epochs(
     states: dict[PartitionKey, PartitionState] | ErrorCode,
     context: RequestContext[HasHistory],
 ) -> dict[PartitionKey, list[tuple[int, int]]] | ErrorCode:
-    """Read the epochs of partitions that have had more than one."""
+    """Read the leader epochs of partitions that have had more than one epoch."""
     if isinstance(states, ErrorCode):
         return states
     keys = [
@@ -116,7 +116,7 @@ async def look_up_topics(
         unknown = [name async for name in in_pieces(asked) if name not in refused and catalog.get(name) is None]
     missing = await resolve_topics(((name, ZERO_UUID) for name in asked if name not in refused), context, by_id=False)
     if operation is not None and unknown:
-        # ACLs made before the topics may have arrived with them.
+        # ACLs that were created before the topics may have arrived with the same read.
         refused |= {name async for name in in_pieces(unknown) if not may_topic(context, operation, name)}
     return {
         name: ErrorCode.TOPIC_AUTHORIZATION_FAILED if name in refused else catalog.get(name) or missing

@@ -37,7 +37,7 @@ RequestT = TypeVar("RequestT")
 
 @dataclass(frozen=True, slots=True)
 class Each:
-    """A demand that a handler checks for each resource that a request names, or before it shows one."""
+    """A demand that a handler checks for each resource: before it acts on a named resource, or before it shows one."""
 
     operation: AclOperation
     kind: ResourceType
@@ -85,7 +85,7 @@ def _subscribed(request: ConsumerGroupHeartbeatRequest | ShareGroupHeartbeatRequ
 
 
 def of_topology(request: StreamsGroupHeartbeatRequest) -> Iterable[str]:
-    """Yield the topics that the topology names, as often as it names them."""
+    """Yield the topics that the topology names; a topic named twice is yielded twice."""
     for each in () if request.topology is None else request.topology.subtopologies:
         yield from each.source_topics
         yield from each.repartition_sink_topics
@@ -120,7 +120,7 @@ async def _describes_controllers(_request: object, context: RequestContext[HasAu
 
 
 async def _finds_coordinators(request: FindCoordinatorRequest, context: RequestContext[HasAuthorizer]) -> None:
-    """Coordinators of share partitions are for brokers; earlier versions cannot ask for them."""
+    """Only brokers coordinate share partitions. Earlier versions of the request cannot ask for these coordinators."""
     if request.key_type == SHARE and context.version >= FIRST_VERSION_WITH_SHARE:
         require(context, _Op.CLUSTER_ACTION, _CLUSTER)
 

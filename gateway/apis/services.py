@@ -59,7 +59,7 @@ class HasCatalog(Protocol):
 class HasCertificates(Protocol):
     @property
     def certificates(self) -> Certificates | None:
-        """The certificates of the listeners; None: no client may change them."""
+        """The certificates of the listeners, or None if clients may not change them."""
         ...
 
 
@@ -100,7 +100,7 @@ class HasIdleOwners(Protocol):
 class HasInternalLogs(Protocol):
     @property
     def internal_logs(self) -> InternalLogs | None:
-        """None: internal topics hold what has been written to them before."""
+        """The writer of internal topics; None: these topics keep the records that earlier nodes wrote."""
         ...
 
 
@@ -112,7 +112,7 @@ class HasLog(Protocol):
 class HasMarks(Protocol):
     @property
     def marks(self) -> Marks | None:
-        """How far consumers were served, if groups may ask."""
+        """How far this node has served consumers; None if no group asks for it."""
         ...
 
 
@@ -192,7 +192,7 @@ class HasValidator(Protocol):
 
 
 class FindsTopics(HasAuthorizer, HasCatalog, Protocol):
-    """Topics, and the decision whether a client may see them."""
+    """The topics, and the rules that decide whether a client may see a topic."""
 
 
 class ChangesCatalog(HasCatalog, HasTopics, Protocol):

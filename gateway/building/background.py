@@ -29,7 +29,7 @@ LAG_PROBE_INTERVAL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """The passes that keep a node up to date; `start` runs them."""
+    """The passes that keep the node current; `start` runs them."""
 
     reconciler: Reconciler
     maintenance: Maintenance

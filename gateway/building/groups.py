@@ -99,7 +99,8 @@ async def build_groups(
     )
 
     def alone_serves(partition: Partition) -> bool:
-        # A consumer that is redirected to the nearest node reads there, and this node does not see it.
+        # A consumer that is redirected to the nearest node fetches from that node, so this node does not see its
+        # fetches.
         return not broker.selects_nearest and membership.leads(partition)
 
     drains = Drains(groups, stores.offsets, catalog, stores.log.states, marks, alone_serves)

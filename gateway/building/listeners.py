@@ -1,4 +1,4 @@
-"""The listening sockets of a node: bound before anything else, served after everything else."""
+"""The listening sockets of a node. They are bound before all other parts start, and served after all of them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ async def bind_http(settings: Settings, metrics: Metrics, undo: Undo) -> HttpSer
     """Bind the port of metrics and health; None: no such port is set. Raise StartError."""
     if settings.metrics_listen is None:
         return None
-    # Its packages take a tenth of the time that all imports take, and a node without metrics needs none of them.
+    # The packages of the metrics page take a tenth of the time of all imports. A node without metrics does not need
+    # them.
     from gateway.operate.http import HttpServer
 
     host, port = settings.metrics_listen

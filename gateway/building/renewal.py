@@ -59,7 +59,7 @@ class Renewal:
         files = [*self._settings.sources.files, *map(Path, self._certificates.files)]
         if not files:
             return
-        # Marks are taken first: a file that changes while it is read is read again.
+        # Take the marks before the read, so that a file that changes during the read is read again.
         marks = await asyncio.to_thread(_marks, files)
         if marks == self._marks:
             return

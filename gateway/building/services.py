@@ -69,9 +69,9 @@ class Services:
     users: UserStore
     clock: ClusterClock = field(default_factory=ClusterClock)
     internal_logs: InternalLogs | None = None
-    """None: internal topics hold what has been written to them before."""
+    """The writer of internal topics; None: these topics keep the records that earlier nodes wrote."""
     marks: Marks | None = None
-    """How far consumers were served, if groups may ask."""
+    """How far this node has served consumers; None if no group asks for it."""
     idle_owners: IdleOwners | None = None
     """Watches members that read nothing of what they were assigned."""
     authorizer: Authorizer | None = None
@@ -81,4 +81,4 @@ class Services:
     broker_configs: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a request alters settings of brokers."""
     certificates: Certificates | None = None
-    """The certificates of its listeners; None: no client may change them."""
+    """The certificates of the node's listeners, or None if clients may not change them."""

@@ -1,4 +1,4 @@
-"""The stores of a node: everything that reads and writes Postgres, and the bytes beside it."""
+"""The stores of a node: all parts that read and write Postgres and the bytes beside Postgres."""
 
 from __future__ import annotations
 

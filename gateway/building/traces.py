@@ -1,4 +1,4 @@
-"""The traces of a node, if a collector takes them."""
+"""The traces of a node, if it has a collector."""
 
 from __future__ import annotations
 

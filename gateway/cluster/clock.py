@@ -1,8 +1,8 @@
-"""The time for the whole cluster: Postgres' clock, as far as this node knows it.
+"""The cluster's time: Postgres' clock, as far as this node knows it.
 
-The one idea: a stored time is judged by Postgres' clock or by another node, so it is dated by Postgres' clock too.
-Between two looks at that clock this node counts by itself. A look moves its time no further than the length of the call
-leaves certain, so the time does not oscillate with the network.
+The one idea: Postgres or another node compares stored times with Postgres' clock, so this node dates them by the same
+clock. Between two readings of that clock the node counts by itself. A reading changes the node's time only as far as
+the duration of the call leaves no doubt, so the time does not oscillate with the network.
 """
 
 from __future__ import annotations

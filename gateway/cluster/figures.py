@@ -1,4 +1,4 @@
-"""Figures of every node, for a person who looks at one of them.
+"""Figures of every node, for a person who opens one node's console.
 
 The one idea: a node publishes nothing until a console asks. The question and the answers are notifications through
 Postgres, so they touch no table, and every console hears every answer. A node that does not answer in time, such as one
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -36,6 +35,8 @@ FRESH_S = 5.0
 MAX_PAYLOAD_BYTES = 7_900
 """Postgres refuses notifications of 8,000 bytes."""
 MAX_FIGURES = 500
+MAX_VALUE = 1e300
+"""An integer of a payload may exceed every float, and then cannot be converted to one."""
 
 
 class NodeFigures:
@@ -76,7 +77,7 @@ class NodeFigures:
         return {**heard, own_id: self.own()}
 
     async def _wait_for(self, others: set[int], asked_s: float) -> None:
-        # A node that answered another console a moment ago does not answer again.
+        # Do not answer again so soon: all consoles received the answer that another console asked for.
         since_s = asked_s - PAUSE_S
         try:
             async with asyncio.timeout(WAIT_S):
@@ -151,7 +152,7 @@ def read(payload: str) -> tuple[int, Figures] | None:
             return None
         for label, value in cast("dict[str, object]", by).items():
             count += 1
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not -MAX_VALUE < value < MAX_VALUE:
                 return None
             figures.setdefault(name, {})[label] = value
     return None if count > MAX_FIGURES else (node_id, figures)

@@ -36,14 +36,15 @@ class Histories:
     history."""
 
     def __init__(self, store: HistoryStore, parts: Sequence[Remembers], begun: Callable[[], None]) -> None:
-        """Each of `parts` forgets when the history ends. `begun` is called when another history has been begun or
-        joined."""
+        """Follow the history for `parts`, which forget their state when it ends. `begun` is called after the node has
+        begun or joined another history.
+        """
         self._store = store
         self._parts = parts
         self._begun = begun
 
     async def follow(self) -> None:
-        """Waits until a connection has led into another history, and goes over to it. Raises StorageError."""
+        """Wait until a connection shows another history, and change over to that history. Raise StorageError."""
         await self._store.changed()
         logger.error("the database continues from another history: the last acknowledged writes may be lost")
         before = self._store.history

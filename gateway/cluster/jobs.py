@@ -132,7 +132,7 @@ class Jobs:
             return True
         finally:
             if not task.done():
-                # The task that waits here is being cancelled itself.
+                # The task that waits here is itself being cancelled.
                 task.cancel()
                 await asyncio.wait((task,))
             del self._running[key]

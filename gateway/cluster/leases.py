@@ -35,13 +35,13 @@ logger = structlog.get_logger(__name__)
 SHARDS = SHARD_COUNTS[LeaseKind.GROUPS]
 
 GRACE_MS = 2_000
-"""How long a free lease waits for the node that should have it before any other takes it."""
+"""Time for which a free lease is reserved for its preferred node. Afterwards any other node may acquire it."""
 
 HAND_OVER_INTERVAL_S = 0.1
-"""One shard at a time, so that only few clients look for their coordinator at any moment."""
+"""Number of shards handed over at a time: only few clients must look for their coordinator at any moment."""
 
 UNREST_PATIENCE_S = 60.0
-"""How long a shard whose groups never come to rest is waited for before it is handed over all the same."""
+"""Longest wait for a shard whose groups never settle. After it the shard is handed over all the same."""
 
 
 HASHED_CHARS = 1_024

@@ -40,7 +40,7 @@ from storage.types import (
 logger = structlog.get_logger(__name__)
 
 RIVAL_PATIENCE_S, RIVAL_POLL_S = 2.0, 0.05
-"""How long another process may take to be gone that has this node's name."""
+"""Longest time that another process with this node's name may take to end."""
 
 
 class Announcements(Protocol):
@@ -107,7 +107,9 @@ class Membership:
         self._read_ms = 0
         self._leaders = Leaders(())
         self.leads: Callable[[Partition], bool] = lambda _partition: False
-        """Returns whether clients of a partition are sent to this node; a new object whenever `leaders` is one."""
+        """Returns whether clients of a partition are sent to this node. Whenever `leaders` changes, this becomes a new
+        object, too.
+        """
         self._known_since_s = float("-inf")
         self._changed_s = float("inf")
         self._registered_until_s = float("-inf")
@@ -153,7 +155,7 @@ class Membership:
         return self.self_node.node_id
 
     def alive(self) -> list[Node]:
-        """Nodes that were alive at the last pass, by id; this one is always among them."""
+        """Nodes that were alive at the last pass, by id; this node is always among them."""
         return self._alive
 
     def brokers(self) -> list[Node]:
@@ -351,7 +353,7 @@ class Membership:
         return {(node.node_id, node.incarnation) for node in self._alive if node.node_id != self.node_id}
 
     def _compare_authorizers(self, others: Sequence[Node]) -> None:
-        """Clients may choose any node: what one refuses another would let them do."""
+        """Log nodes with another authorizer: clients choose their node, so one would allow what another refuses."""
         differing = {node.node_id: node.authorizer for node in others if node.authorizer != self._authorizer}
         if differing.keys() - self._told_of:
             logger.error(

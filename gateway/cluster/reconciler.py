@@ -27,7 +27,7 @@ from gateway.log.catalog import Catalog
 logger = structlog.stdlib.get_logger(__name__)
 
 RENEWALS_PER_TTL = 5
-"""How often a node says that it is there while what it has said last would still hold."""
+"""How often a node renews its registration although the last renewal is still valid."""
 
 REPEATED_FAILURES = 10
 """Equal failures in a row from which one is an operator's business; told again at each doubling."""
@@ -113,7 +113,7 @@ class Reconciler:
             # A revision is announced after its commit, so Postgres would have shown it. Any role can announce, and
             # Postgres can lose commits.
             self._revision_heard = catalog.revision
-        # Postponed operations count as work, whether or not this pass could do them.
+        # Postponed operations count as work even if this pass cannot do them.
         skipped = before == (catalog.revision, catalog.performed.total(), 0)
         self._observe_pass(trigger, skipped, time.perf_counter() - started)
 

@@ -103,8 +103,9 @@ class Wakeups:
             self._gathered.set()
 
     async def announce_all(self) -> None:
-        """Wait until there is something to announce, and announce it. Raise StorageError; the lost announcement is
-        replaced by the advice to look."""
+        """Wait for announcements and send them. Raise StorageError. Other nodes are then asked to look for themselves,
+        which replaces the lost announcement.
+        """
         await self._gathered.wait()
         self._gathered.clear()
         payloads = self._payloads()
@@ -223,7 +224,7 @@ class Wakeups:
         loop = asyncio.get_running_loop()
         if not self._tail.doubtful(loop.time()):
             await self._look_due.wait()
-        # Before the read: a reason that comes during it is another.
+        # Clear the reason before the read: a reason that arrives during the read must cause another one.
         self._look_due.clear()
         started_s = loop.time()
         keys = self._tail.watched()

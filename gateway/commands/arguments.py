@@ -11,7 +11,7 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 
 
 class Commands(Protocol):
-    """The object to which commands are added: argparse's `add_subparsers` returns it."""
+    """The object to which commands are added: the result of argparse's `add_subparsers`."""
 
     def add_parser(self, name: str, **given: Any) -> argparse.ArgumentParser: ...
 

@@ -38,7 +38,7 @@ def _not_after(der: bytes) -> datetime:
 
 
 def _element(der: bytes, position: int) -> tuple[int, int, int]:
-    """Return the tag of the element at a position, where its content begins, and where the content ends."""
+    """Return the tag of the element at a position, and the positions at which its content begins and ends."""
     tag, length, begin = der[position], der[position + 1], position + 2
     if length & 0x80:
         width = length & 0x7F

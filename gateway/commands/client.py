@@ -260,7 +260,7 @@ class Cluster:
         return list(response.topics)
 
     def no_topic(self, name: str) -> str:
-        """Return that a topic does not exist, with the names that resemble the given one."""
+        """Return the error for a missing topic, with the names that resemble the given one."""
         known = [topic.name for topic in self.metadata().topics if topic.name]
         return f"there is no topic {name}{did_you_mean(name, known, SUGGESTIONS)}"
 

@@ -72,9 +72,9 @@ def _add(nodes: list[Node], path: tuple[str, ...], parser: argparse.ArgumentPars
     choices: list[str] = []
     if isinstance(parser, Parser):
         parser.complete()
-    for action in parser._actions:  # argparse shows its actions nowhere else
+    for action in parser._actions:  # argparse offers its actions by no other attribute
         found: object = action.choices
-        if isinstance(found, Mapping):  # only subcommands have a mapping here
+        if isinstance(found, Mapping):  # subcommands are the only actions whose choices are a mapping
             below = dict(cast("Mapping[str, argparse.ArgumentParser]", found))
             listed = cast("list[argparse.Action]", getattr(action, "_choices_actions", []))
             helps = {choice.dest: choice.help or "" for choice in listed}

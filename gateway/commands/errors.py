@@ -20,7 +20,7 @@ class PassingError(CommandError):
 
 
 class UnreachableError(PassingError):
-    """Nothing listens at an address, or no route leads there."""
+    """Error for an address at which no process listens, or to which no route leads."""
 
 
 def remark(text: str) -> None:

@@ -68,7 +68,7 @@ class GroupView:
     owners: dict[TopicPartition, str] = field(default_factory=dict[TopicPartition, str])
     """Owners by partition; empty for a share group, in which several members read one partition."""
     pending: set[TopicPartition] = field(default_factory=set[TopicPartition])
-    """Partitions that their owners may not read yet, because the previous owners have not finished with them."""
+    """Partitions that their new owners may not read yet, because the previous owners have not finished with them."""
 
     def add(self, member: _Member, assigned: list[str], reads: Held, instance: str | None = None) -> None:
         self.members.append(
@@ -114,7 +114,7 @@ def listed_groups(cluster: Cluster) -> list[Row]:
 
 
 def no_group(group_id: str, known: Iterable[str]) -> str:
-    """Return that a group does not exist, with the names that resemble the given one."""
+    """Return the error for a missing group, with the names that resemble the given one."""
     return f"there is no group {group_id}{did_you_mean(group_id, known, SUGGESTIONS)}"
 
 

@@ -1,4 +1,4 @@
-"""Sentences for a broker's refusals: the reason, and the next step if there is one."""
+"""Sentences for a broker's error codes: the reason, and the next step if one exists."""
 
 from __future__ import annotations
 

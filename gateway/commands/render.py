@@ -15,7 +15,7 @@ from typing import TextIO
 from protocol.shown import shown
 
 _UNPRINTABLE = re.compile(r"[^\n -~]")
-"""Characters to look at: those beyond printable ASCII, apart from the line ends of JSON itself."""
+"""Characters that may need an escape: those beyond printable ASCII, except the line ends of JSON itself."""
 
 Value = str | int | float | bool | None | Sequence[object] | Mapping[str, object]
 Row = Mapping[str, Value]

@@ -77,7 +77,7 @@ class ClientSecurity:
         return f"the listener may want {asked}: see {self._place}"
 
     def wrap(self, connected: socket.socket, host: str) -> socket.socket:
-        """Wrap the socket in TLS if the properties ask for it. Raise OSError."""
+        """Wrap the socket in TLS if the properties demand it. Raise OSError."""
         return connected if self.tls is None else self.tls.wrap_socket(connected, server_hostname=host)
 
     def as_aiokafka(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class ClientSecurity:
         }
 
     def authenticate(self, send: Send) -> None:
-        """Exchange the tokens of the mechanism, if there is one."""
+        """Authenticate with the mechanism of the properties, if they name a mechanism."""
         if self.mechanism == "PLAIN":
             send(f"\0{self.user}\0{self.password}".encode())
         elif self.mechanism is not None:

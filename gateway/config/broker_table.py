@@ -121,7 +121,9 @@ FIELDS: Mapping[str, ConfigKey] = MappingProxyType(declared_settings(BrokerConfi
 BROKER_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
     {key.name: key for key in (*FIELDS.values(), *_SHOWN, *_NODE, *_INTERNAL)}
 )
-"""Every broker setting by name: typed fields, shown ones, facts of the node, and internal ones."""
+"""Every broker setting by name: typed settings, settings that are only shown, facts about the node, and internal
+settings.
+"""
 
 UNLISTED: frozenset[str] = frozenset(key.name for key in BROKER_CONFIGS.values() if key.internal) | {
     *("group.connection.grace.ms", "group.cooperative.guard", "group.handoff.mode", "group.handoff.timeout.ms"),
@@ -179,7 +181,7 @@ def find_broker_config(name: str) -> ConfigKey | None:
 
 
 def broker_config_names(like: str) -> Iterator[str]:
-    """Return the names of all broker settings, and those of the listener whose setting `like` is."""
+    """Return the names of all broker settings, and the names for the listener of the listener setting `like`."""
     yield from BROKER_CONFIGS
     yield from WITHOUT_EFFECT
     if like.startswith(LISTENER_PREFIX):

@@ -18,7 +18,7 @@ ConfigValue = bool | int | float | str | tuple[str, ...] | None
 ValueT = TypeVar("ValueT", bound=ConfigValue)
 
 HIDDEN = "[hidden]"
-"""Replaces a password wherever settings are shown, as upstream writes it."""
+"""Replaces a password wherever settings are shown, in upstream's spelling."""
 MAX_INT = 2**31 - 1
 MAX_LONG = 2**63 - 1
 MEBIBYTE = 1024 * 1024
@@ -57,7 +57,7 @@ class Update(Enum):
     DYNAMIC = "dynamic"
     """At any time, through AlterConfigs for one node or for all."""
     OF_ONE_NODE = "of_one_node"
-    """At any time, through AlterConfigs for one node alone."""
+    """AlterConfigs may change the setting of a single node at any time."""
     AT_START = "at_start"
     """By flag, environment or file; read-only while the gateway runs."""
     FIXED = "fixed"
@@ -102,7 +102,7 @@ class ConfigKey:
     synonyms: tuple[Synonym, ...] = ()
     """Broker counterparts of a topic setting, the strongest first."""
     internal: bool = False
-    """True if the setting is accepted but shown only if it was set: upstream's own tests set it, people do not."""
+    """True if the setting is accepted, but listed only if it was set. Upstream's own tests set it; users do not."""
     distinct: bool = False
     """True if a repeated element of the list counts once and an empty one is refused (KIP-1161)."""
 
@@ -190,7 +190,7 @@ def one_of(*allowed: str) -> Callable[[str], str | None]:
 
 
 codec_choice = one_of("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
-"""A codec of record batches, by the name that `compression.type` has for it."""
+"""A codec of record batches, by its name in `compression.type`."""
 
 
 def gzip_level(level: int) -> str | None:

@@ -1,4 +1,6 @@
-"""The refusal of a configuration, apart from the settings, so that a command can name it without loading them."""
+"""The refusal of a configuration. It lies apart from the settings, so that a command can import it without loading
+them.
+"""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def parse_roles(text: str | None) -> Roles:
 
 
 def render_roles(roles: Roles) -> str:
-    """Return the roles as `process.roles` writes them."""
+    """Return the roles in the spelling of `process.roles`."""
     return ",".join(name for name, plays in ((BROKER, roles.is_broker), (CONTROLLER, roles.is_controller)) if plays)
 
 

@@ -241,7 +241,7 @@ class Option:
     secret: bool = False
     """True if the option holds a password, which `sluice config` hides."""
     hidden: bool = False
-    """True if all of a secret value is hidden, and not the password of a URL alone."""
+    """True if the whole value is hidden; False: only the password within a URL."""
 
     @property
     def flag(self) -> str:
@@ -377,7 +377,7 @@ a URL."""
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One effective value and where it came from."""
+    """One effective value and its source."""
 
     name: str
     text: str | None
@@ -448,7 +448,7 @@ def load(
     listeners = _load_listeners(listen, advertise, options, given, roles, warnings)
     _check_security(listeners, broker, given)
     _check_audit_log(parsed, options)
-    # If the short forms decide, show the address that results from them.
+    # If the short forms decide, show the address that they yield.
     if "listeners" not in given and "advertised.listeners" not in given:
         shown = render_address(listeners[0].advertised)
         values = [Value(each.name, shown, each.origin) if each.name == "advertise" else each for each in values]

@@ -329,13 +329,13 @@ def _typed(key: ConfigKey, layer: Layer) -> ConfigValue:
     assert counterpart is not None, layer.name
     value = counterpart.parse(layer.value)
     if layer.factor != 1 and isinstance(value, int):
-        # -1 hours is for ever, as -1 ms is.
+        # -1 hours means for ever, as -1 ms does.
         return value * layer.factor if value >= 0 else value
     return value
 
 
 def effective_text(key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig) -> str | None:
-    """Return `effective_value` as Kafka shows it."""
+    """Return `effective_value` in Kafka's spelling."""
     return render(effective_value(key, configs, broker))
 
 

@@ -17,7 +17,7 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 MAX_SHOWN_BYTES = 4 * 1024
 """Part of a key or value in a list."""
 MAX_WHOLE_BYTES = 256 * 1024
-"""Part of a key or value that is shown alone."""
+"""Part of a key or value that a page shows separately."""
 HEX_BYTES = 1_024
 MAX_SCHEMA_CHARS = 64 * 1024
 MAX_DEPTH = 40
@@ -30,7 +30,7 @@ class DecodeError(Exception):
 
 
 class Shown(TypedDict):
-    """A key, value or header as a page shows it."""
+    """A key, value or header in the form in which a page shows it."""
 
     form: str
     """The form by which it is shown, or null."""

@@ -36,7 +36,7 @@ WEEK_MS = 8 * 24 * 3600 * 1000
 
 
 class Topics:
-    """Names of topics by id, as the journal's functions ask for them."""
+    """Names of topics by id, in the form in which the journal's functions take them."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog

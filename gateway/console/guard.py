@@ -57,7 +57,7 @@ class Rules:
     resolves to loopback can read anything."""
     needs_login: bool
     is_secure: bool
-    """True if it serves TLS itself."""
+    """True if the console itself serves TLS."""
     is_read_only: bool
 
 

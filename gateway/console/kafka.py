@@ -56,7 +56,7 @@ class Viewer:
 
 
 class ElsewhereError(Exception):
-    """Only another node can answer, and this node cannot ask it in the viewer's name."""
+    """Error: only another node can answer, and this node cannot send the request there in the viewer's name."""
 
 
 class Handles(Protocol):

@@ -55,7 +55,7 @@ class Streams:
     async def serve(
         self, request: web.Request, events: Callable[[], AsyncIterator[Event]], still_allowed: Callable[[], bool]
     ) -> web.StreamResponse:
-        """Send events until the reader leaves, the viewer may no longer see them, or the console ends."""
+        """Send events until the reader leaves, the viewer loses the right to see them, or the console ends."""
         if self._count >= MAX_STREAMS:
             raise web.HTTPServiceUnavailable(reason="too many pages are open; close one")
         self._count += 1

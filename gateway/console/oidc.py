@@ -197,7 +197,7 @@ class Oidc:
         if self._asking is None:
             self._asking = asyncio.create_task(self._discover())
             self._asking.add_done_callback(self._asked)
-        # A browser that goes away must not cancel the request for the others.
+        # A browser that disconnects must not cancel the request that other browsers wait for.
         return await asyncio.shield(self._asking)
 
     def _asked(self, task: asyncio.Task[Provider]) -> None:
@@ -250,7 +250,7 @@ class Oidc:
         """Return the JSON object with which the provider answers. Raise LoginError."""
         try:
             async with asyncio.timeout(TIMEOUT_S), aiohttp.ClientSession() as session:
-                # No redirects: the metadata names every URL, and a code must reach no other one.
+                # No redirects: the provider's metadata names every URL, and no other URL may receive a code.
                 sent = session.request(method, url, data=form, headers=headers, allow_redirects=False)
                 async with sent as response:
                     body, status = await read_bounded(response, MAX_ANSWER_BYTES), response.status

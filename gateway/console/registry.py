@@ -96,7 +96,7 @@ class Registry:
         if asking is None:
             asking = self._asking[schema_id] = asyncio.create_task(self._fetch(schema_id))
             asking.add_done_callback(lambda _: self._asking.pop(schema_id, None))
-        # A page that is closed must not cancel the fetch for the others.
+        # A page that is closed must not cancel the fetch that other pages wait for.
         return await asyncio.shield(asking)
 
     async def close(self) -> None:
@@ -141,7 +141,7 @@ class Registry:
                 raise DecodeError(f"its kind {kind} is unknown")
 
     async def _referenced(self, session: aiohttp.ClientSession, references: Json) -> list[Json]:
-        """Return the schemas that a schema refers to, each after those that it refers to itself."""
+        """Return the schemas that a schema refers to. Each comes after the schemas to which it refers itself."""
         found: dict[tuple[str, int], Json] = {}
 
         async def add(listed: Json) -> None:

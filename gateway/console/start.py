@@ -1,4 +1,4 @@
-"""Start the console of a node, if it is to have one."""
+"""Start the console of a node, if the node has one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def start_console(
     broker = settings.broker
     if not broker.console_listen or not settings.roles.is_broker:
         return None
-    # Only now, because importing aiohttp takes long and a node without console and metrics does not need it.
+    # Import late: aiohttp takes long to import, and a node without console and metrics does not need it.
     from gateway.console.server import DEFAULT_LISTEN, STOP_TIMEOUT_S, Console, Parts
 
     secured = {

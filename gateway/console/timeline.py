@@ -65,7 +65,7 @@ class LaneRow(TypedDict):
 
 
 class Label(TypedDict):
-    """A member as the page names it."""
+    """Texts that the page shows for a member."""
 
     label: str
     client: str
@@ -332,7 +332,7 @@ def _marks(stretch: Stretch, told_rows: Iterable[Mapping[str, object]]) -> list[
 
 
 def _rebalances(events: Sequence[Loaded]) -> list[dict[str, object]]:
-    """Return the rebalances of the window; one without an end goes on, or another one replaced it."""
+    """Return the rebalances of the window. A rebalance without an end continues, or another rebalance replaced it."""
     found: list[dict[str, object]] = []
     running: dict[str, object] | None = None
     for event in events:
@@ -430,7 +430,7 @@ def _story(event: Loaded, stretch: Stretch, labels: Labels) -> dict[str, object]
 
 
 def _taken(key: Lane, seq: int, stretch: Stretch) -> tuple[str, int] | None:
-    """Return who got the partition after this number, and when that member could read it."""
+    """Return the member that received the partition after this number, and the time at which it could read."""
     for row in stretch.ownership:
         if row["seq"] <= seq or row["change"] == "released" or (row["topic"], row["partition"]) != key:
             continue

@@ -235,7 +235,7 @@ class MemberSynced(Fact):
 class RebalanceBegun(Fact):
     trigger: Trigger
     member_id: MemberId | None = None
-    """The member that caused it, if a single one did."""
+    """The member that caused the rebalance, if a single member did."""
 
     def __str__(self) -> str:
         return f"rebalance: {self.trigger.value}" + (f" ({self.member_id})" if self.member_id else "")

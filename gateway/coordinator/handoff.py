@@ -119,7 +119,7 @@ class HandoffEnd(Enum):
 
 
 FORCED = frozenset({HandoffEnd.TIMEOUT, HandoffEnd.CLIENT_CAP})
-"""Ends after which the target has the partition although the source may not be done with it."""
+"""Outcomes of a hand-over in which the target receives the partition although the source may still process it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Handoff:
 
     @property
     def is_pending(self) -> bool:
-        """True if a target waits for it."""
+        """True if a target waits for the partition."""
         return self.target is not None and not self.forced
 
 
@@ -251,9 +251,9 @@ class Draining:
     connection_id: str | None
     mark: int | None
     asked_ms: int | None = None
-    """When the source was asked to revoke it, if known."""
+    """Time at which the source was asked to revoke the partition, if known."""
     asked_by_rebalance: bool = False
-    """True if the preceding rebalance asked the source: an eager member revokes before it joins again."""
+    """True if the preceding rebalance already asked the source: an eager member revokes before it joins again."""
 
 
 def by_pair(

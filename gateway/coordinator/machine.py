@@ -18,7 +18,7 @@ from gateway.coordinator.facts import Conversion, Fact, GroupTypeChanged, Member
 from protocol.errors import ErrorCode
 
 RequestId = NewType("RequestId", int)
-"""Identifies one request that is owed exactly one reply; the runner's key to the connection that sent it."""
+"""Id of one request that must receive exactly one reply. The runner maps it to the connection that sent the request."""
 
 ConnectionId = NewType("ConnectionId", str)
 
@@ -158,8 +158,9 @@ class StoredGroup:
     """Classic generation or group epoch. It fences commits that name no member epoch."""
     document: Document
     all_heard: bool = True
-    """True if every member has been heard from since the group was taken over, so sessions have their full length
-    again."""
+    """True if every member has sent a request since the group was taken over, so that sessions have their full length
+    again.
+    """
     clock_lead_ms: int | None = None
     """How far the reader's clock is ahead of the clock that dated the document, which belonged to another node or an
     earlier process. None: the document does not say."""
@@ -179,16 +180,16 @@ class Summary:
     generation_id: int
     member_count: int
     subscribed_topics: frozenset[str] | None
-    """Topics that its members read; None if they cannot be known."""
+    """Topics that the group's members read; None if they cannot be known."""
     is_stable: bool
     """True if no change of owners is pending."""
 
 
 class Machine(Protocol[GroupT, SettingsT_contra]):
     group_class: type[GroupT]
-    """Type of its values, which no other machine has."""
+    """Type of the machine's group values; no other machine has the same type."""
     group_type: str
-    """The type as stored, and as ListGroups shows it."""
+    """The type's name in storage and in ListGroups."""
     events: frozenset[type]
     """The requests that this machine accepts. If several machines accept one, it goes to the machine that the group
     has."""
@@ -324,7 +325,7 @@ class Machines(Generic[GroupT, SettingsT]):
         return Step(cast(GroupT, taken.group), replies, (changed, *adopted.facts, *taken.facts))
 
     def is_long(self, group: GroupT, event: Event, cluster: Cluster) -> bool:
-        """True if the step should run where it does not delay others."""
+        """True if the runner should execute the step where it does not delay other steps."""
         machine = self._by_value[type(group)]
         if machine.is_long(group, event, cluster):
             return True

@@ -70,7 +70,7 @@ must not be used again."""
 
 
 class _Replaceable(Protocol):
-    """A dataclass, of which `replace` makes another."""
+    """A dataclass that `replace` can copy with changes."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -155,7 +155,7 @@ class ConnectedMachine(EpochMachine[ConnectedGroupT]):
 
 
 class Fields(Generic[GroupT]):
-    """The fields of one kind of group, as a step takes them apart and puts them together again."""
+    """The fields of one kind of group. A step copies them to a draft, and builds the group from the draft again."""
 
     def __init__(self, kind: type[GroupT]) -> None:
         self._kind: Any = kind

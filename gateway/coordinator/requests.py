@@ -73,8 +73,7 @@ class OffsetCommitReply:
     by_member_epoch: bool = False
     """True if the epoch of the named member fences the commit, not the group's generation."""
     by_producer: bool = False
-    """True if neither fences it: the commit names no member, and the producer of its transaction is responsible for
-    it."""
+    """True if neither fences the commit: it names no member, and its transaction's producer is checked instead."""
     stale: ErrorCode = ErrorCode.STALE_MEMBER_EPOCH
     """The error for a member whose stored epoch differs."""
     member_epoch: int | None = None
@@ -182,4 +181,6 @@ class HandoffProgress(News):
 
     found: tuple[Drained, ...] = ()
     passed: tuple[tuple[MemberId, str, int], ...] = ()
-    """(target, topic, partition): who has read a committed offset that was not settled, and goes on from there."""
+    """(target, topic, partition): a target that has fetched a committed offset before it was settled, and continues
+    from it.
+    """

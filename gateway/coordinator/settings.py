@@ -31,7 +31,7 @@ class ConsumerSettings:
     heartbeat_interval_ms: int = 5_000
     max_size: int = 2**31 - 1
     assignors: tuple[str, ...] = ("uniform", "range")
-    """The first assignor is used if no member asks for one."""
+    """Assignors; the first one is used if no member names one."""
     handoff: HandoffSettings = DEFAULTS
     cooperative_guard: bool = False
     """The setting of the classic group with this id (`Settings.group_cooperative_guard`)."""
@@ -70,7 +70,7 @@ class ShareSettings:
     dead_letter_topic: str = ""
     """Topic for records that are rejected or were delivered too often (KIP-1191). Empty: none."""
     copies_dead_letters: bool = False
-    """True if key and value are copied to that topic too."""
+    """True if keys and values are copied to the dead-letter topic, too."""
 
 
 @dataclass(frozen=True, slots=True)

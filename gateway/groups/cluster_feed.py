@@ -32,7 +32,7 @@ class ClusterFeed:
     def __init__(
         self, catalog: Catalog, reader: Reader, describing: Callable[[], Describing | None] = lambda: None
     ) -> None:
-        """`describing`: by the catalog's ACLs; the same object while they are."""
+        """`describing` filters topics by the catalog's ACLs. It is the same object as long as the ACLs are the same."""
         self._catalog = catalog
         self._reader = reader
         self._describing = describing

@@ -64,7 +64,7 @@ class Pace:
 
 
 class CommitPaces:
-    """The paces in the groups of one node in which new owners may wait for old ones."""
+    """The paces of commits in those groups of this node in which a new owner may wait for the old owner."""
 
     def __init__(self, max_partitions: int = MAX_PARTITIONS) -> None:
         self._max_partitions = max_partitions

@@ -87,7 +87,9 @@ class Drains:
         self._rebalanced_s: OrderedDict[str, float] = OrderedDict()
         """When the last rebalance of a group began."""
         self._released_s: OrderedDict[tuple[str, Draining], float] = OrderedDict()
-        """When each of the partitions that are to be drained was first seen so: its source has released it."""
+        """Time at which the coordinator first saw that the source had released the partition, for each partition to be
+        drained.
+        """
         self._looking: dict[str, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._looks = asyncio.Semaphore(MAX_LOOKS)
@@ -165,7 +167,7 @@ class Drains:
             del self._looking[group_id]
 
     async def _found(self, group_id: str, awaited: Sequence[Draining]) -> tuple[tuple[Drained, ...], float]:
-        """Return what is known now, and when time alone will add to it."""
+        """Return the present findings, and the time at which they will change without any further event."""
         named = [(each, self._named(each)) for each in awaited]
         wanted = [partition for _, partition in named if partition is not None]
         committed = {
@@ -212,7 +214,7 @@ class Drains:
         return released_s
 
     def _named(self, each: Draining) -> tuple[UUID, int] | None:
-        """None: there is no such partition."""
+        """Return None if the partition does not exist."""
         named = each.topic
         topic = self._catalog.get_by_id(named) if isinstance(named, UUID) else self._catalog.get(named)
         return None if topic is None or each.partition >= len(topic.partitions) else (topic.topic_id, each.partition)

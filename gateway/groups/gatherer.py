@@ -72,8 +72,8 @@ class Gatherer(Generic[Item, Result]):
                 await self._commit(taken)
         finally:
             self._running = None
-            # Only an unforeseen error or a cancelled task leaves items here, and no caller may wait for ever because of
-            # it.
+            # Items are left here only by an unforeseen error or a cancelled task. No caller may wait for ever because
+            # of that.
             _fail(
                 (*taken, *((item, future) for item, _, future in self._queue)), StorageError(f"{self.name} has stopped")
             )

@@ -141,7 +141,7 @@ class Groups(Runtime[AnyGroup, Settings, GroupRecord]):
         return found
 
     def awaited_partitions(self) -> int:
-        """Number of partitions whose new owners wait for their old ones."""
+        """Number of partitions whose new owner waits for the old owner."""
         groups = self.in_memory()
         classic = sum(each.is_pending for group in groups if isinstance(group, Group) for each in group.handoffs)
         return classic + sum(

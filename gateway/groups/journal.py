@@ -153,7 +153,7 @@ class Journal:
         self._queue: deque[tuple[_Item, int]] = deque()
         self._queued = 0
         self._lost = 0
-        """Rows of batches that failed since the last one that did not."""
+        """Rows of failed batches since the last batch that was written."""
         self._has_partitions = False
         self._paces = _Paces(commits_per_s)
         self._writer: asyncio.Task[None] | None = None

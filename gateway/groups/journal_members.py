@@ -33,7 +33,7 @@ class Topics(Protocol):
     def id_of(self, name: str) -> UUID | None: ...
 
     def partition_count_of(self, name: str) -> int:
-        """0 where the topic is not known."""
+        """The topic's number of partitions; 0 if the topic is unknown."""
         ...
 
 

@@ -56,11 +56,13 @@ class Mark:
     start: int
     """The offset at which the consumer began, as far as this node knows."""
     began_here: bool
-    """It can have been served nothing before, by this node in an earlier life or by another."""
+    """True if the consumer cannot have been served anything before, neither by this node in an earlier run nor by
+    another node.
+    """
     at_s: float
     """When it was last fetched."""
     markers: tuple[int, int] = (0, 0)
-    """The last run of markers with which an answer ended: where it begins, and where it ends."""
+    """The last run of transaction markers at the end of an answer: where it begins, and where it ends."""
     served: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     """Ends of what was served, and when it was first served so far. Rising; the older, the coarser."""
 

@@ -40,7 +40,7 @@ MAX_WAITING_WRITES = 4
 """Transactions that may wait for a group that another transaction holds; they must not occupy all connections."""
 
 Wanted = Callable[[], bool]
-"""Returns whether a caller still waits for a failed read or write; otherwise it is not tried again."""
+"""Returns whether a caller still waits for a failed read or write. If no caller waits, it is not tried again."""
 
 
 class GroupRecords:

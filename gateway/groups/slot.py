@@ -27,7 +27,7 @@ MAX_TOUCHED = 10_000
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """Someone who wants the settled group to keep still for a while: `come` resolves when it does."""
+    """A caller that wants the settled group unchanged for a while; `come` resolves as soon as the group keeps still."""
 
     come: asyncio.Future[None]
 

@@ -9,7 +9,7 @@ from typing import Final
 
 
 class Unsettled:
-    """Stands for a value that must stay as the log has it."""
+    """Marks a value that must stay as it is in the log."""
 
 
 UNSETTLED: Final = Unsettled()

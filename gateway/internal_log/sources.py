@@ -68,7 +68,7 @@ class Source(Protocol):
         ...
 
     def read(self, owners: Sequence[str]) -> AsyncGenerator[Owned]:
-        """Yield each of the owners, existing or not."""
+        """Yield each owner, even if it does not exist."""
         ...
 
     def follow(self, changed: Callable[[str], None]) -> None:

@@ -45,12 +45,14 @@ and read none."""
 TELL_S = 30.0
 """How often this node announces a read topic to the other nodes."""
 WHOLE_S = 30.0
-"""How often the writer looks at all owners. This finds changes that nothing announced, such as expired offsets."""
+"""How often the writer reads the state of all owners. It then finds changes without a notification, such as expired
+offsets.
+"""
 IDLE_S = 60.0
 GATHER_S = 0.02
 """Changes within this time are written together."""
 READY_S = 5.0
-"""How long a client that asks for the end of a log waits for the first look."""
+"""How long a request for the end of a log waits for the first pass."""
 
 OWNERS_AT_A_TIME = 50
 BATCH_RECORDS = 250
@@ -65,7 +67,7 @@ class Bounds:
     """Bounds for one topic that clients read."""
 
     asked_s: float = 60.0
-    """How long a topic is written for a client that asked for its end and has read nothing."""
+    """How long the node writes a topic for a client that asked for the topic's end but fetches nothing."""
     changed: int = 10_000
     """Owners that may wait for a look. If more have changed, the writer looks at all owners."""
     keys: int = 1_000_000
@@ -152,8 +154,9 @@ class InternalLogs:
                 self._wake("read")
 
     async def ready(self, topic_name: str) -> None:
-        """Wait briefly until this node has written its own state, because a client asks where the topic begins or ends.
-        Return at once for a client that asks repeatedly without reading."""
+        """Wait briefly until this node has written its own state, because a client asks for the topic's first or last
+        offset. Return at once if the client asks repeatedly without reading.
+        """
         followed = self._followed.get(topic_name)
         now_s = self._loop.time()
         if followed is None and self._ask_again_s.get(topic_name, now_s) <= now_s:
@@ -209,7 +212,7 @@ class InternalLogs:
             self._wake("forgotten")
 
     def shards_moved(self) -> None:
-        """Look at all owners, because this node has become responsible for new ones."""
+        """Read the state of all owners, because this node has become responsible for further ones."""
         for followed in self._followed.values():
             followed.whole_due_s = 0.0
             self._wake("shards")

@@ -77,9 +77,9 @@ class Unknown:
     """Bounds of names and ids that Postgres did not know."""
 
     for_s: float = 1.0
-    """How long such a name is not looked up again by itself."""
+    """How long a missing name is not looked up again on its own."""
     count: int = 10_000
-    """Remembered names and ids: clients choose them."""
+    """Bound of the remembered names and ids, because clients choose them."""
 
 
 UNKNOWN = Unknown()
@@ -218,11 +218,11 @@ class Catalog:
 
     @property
     def revision(self) -> int:
-        """All changes up to this one are known."""
+        """Revision up to which all changes are known."""
         return self._revision
 
     def rendered_names(self) -> RenderedNames:
-        """The topics' names as metrics render them."""
+        """Names of topics in the form in which metrics show them."""
         return RenderedNames(self._by_rendered)
 
     @property
@@ -422,7 +422,7 @@ class Catalog:
 
     @property
     def deferred(self) -> int:
-        """Amount of work that the last pass has left to a later one."""
+        """Amount of work that the last pass has left to later passes."""
         return len(self._unplaced) + len(self._tombstones)
 
     def reset(self) -> None:

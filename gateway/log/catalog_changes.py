@@ -50,7 +50,7 @@ Operation = InstallRouted | InstallOwned | RemoveRouted | ConfirmRemove
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A topic as this node holds it."""
+    """A topic with the state that this node holds."""
 
     topic: Topic
     owned: frozenset[int] | None = None

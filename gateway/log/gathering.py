@@ -65,5 +65,5 @@ class Gathering:
         return now_s + self._bound_s
 
     def complete(self, requests: int, queued_bytes: int) -> bool:
-        """Return True if no request is expected, or enough are there."""
+        """Return True if no further request is expected, or if enough requests have arrived."""
         return requests >= self._wanted or queued_bytes >= ENOUGH_BYTES

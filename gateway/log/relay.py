@@ -43,7 +43,9 @@ BUSY_PER_S = 100
 QUIET_S = 2.0
 """Without a commit for so long, the relay asks to be notified."""
 LINGER_S = 0.5
-"""How long the relay still polls after it has asked. A transaction that found it polling may only commit now."""
+"""How long the relay continues to poll after it has asked to be notified. A transaction that saw the relay polling
+sends no notification, and may commit only now.
+"""
 SAFETY_S = 1.0
 """Interval of looks without a notification."""
 FOREIGN_INTERVAL_S = 10.0
@@ -193,7 +195,7 @@ class Relay:
                 self._postpone(session, error)
                 refused += 1
                 if refused == REFUSED_AT_ONCE:
-                    break  # the rest keeps its order: the next pass looks at it
+                    break  # the other transactions keep their order: the next pass relays them
             else:
                 ready.append(transaction)
         return ready

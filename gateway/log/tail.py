@@ -81,7 +81,7 @@ class _Aborted:
     last_offset: int
     """Offset of the marker."""
     last_stable_offset: int
-    """The last stable offset once the transaction had ended: no transaction that ended later began below it."""
+    """Last stable offset after the transaction ended. No transaction that ended later began below this offset."""
 
 
 _last_offset = attrgetter("last_offset")
@@ -104,7 +104,7 @@ class _PartitionTail:
         self.known: KnownOffsets | None = None
         self.verified_at = float("-inf")
         self.announced = -1
-        """An end that another node announced, which may be beyond what is known here."""
+        """Log end that another node announced. It may lie beyond the appends that this node knows."""
         self.watches: dict[Watch, None] = {}
 
     def is_verified(self, now_s: float, max_age_s: float) -> bool:
@@ -235,7 +235,7 @@ class Tail:
 
     @property
     def draining(self) -> bool:
-        """True if parked fetches must be answered with the bytes there are."""
+        """True if parked fetches must be answered at once with the available bytes."""
         return self._draining
 
     # --- what is known --------------------------------------------------------------------------------------------

@@ -134,8 +134,9 @@ async def _demand_one_target(target: Cluster, database: Database) -> None:
 
 
 async def _copy(given: argparse.Namespace, source: Source, target: Cluster, make: Callable[[], Target]) -> int:
-    """Copy until the end if there is one. Otherwise wait for a broker or a database that is away, and begin again where
-    the target is."""
+    """Copy until the end, if an end was given. If a broker or database is unavailable, wait for it and resume at the
+    target's position.
+    """
     once = bool(given.once or given.verify)
     while True:
         try:

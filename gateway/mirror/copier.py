@@ -150,7 +150,9 @@ class Copier:
             raise CommandError(f"{key[0]}[{key[1]}] of the source: {error}") from error
 
     async def _jump(self, key: TopicPartition, progress: Progress) -> None:
-        """Go on at the start of a log whose records at the position are gone, as retention removes them."""
+        """Continue at the start of a source log that no longer has the records at the position, because retention
+        removed them.
+        """
         topic, partition = key
         found = (await asyncio.to_thread(log.bounds, self._source.cluster, [key])).get(key)
         if found is None or found.start <= progress.next_offset:

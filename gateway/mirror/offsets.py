@@ -14,7 +14,7 @@ MAX_RUNS = 60
 
 @dataclass(slots=True)
 class Run:
-    """Records at `source` and the offsets behind it that lie at `target` and the offsets behind it."""
+    """A run of records: the offsets from `source` on lie at the offsets from `target` on."""
 
     source: int
     target: int
@@ -45,7 +45,7 @@ class OffsetRuns:
             last = Run(first_source, self.next_target, 0)
             self.runs.append(last)
             if len(self.runs) > MAX_RUNS:
-                # Offsets in the run that goes count as the end of the first one: a group reads records again.
+                # Offsets in the removed run count as the end of the first run, so a group may read some records again.
                 del self.runs[1]
         last.count += count
         self.next_target += count

@@ -30,7 +30,7 @@ from storage.chunks import write_head
 from storage.mirror import MirroredBatch
 
 COMPARED_OFFSETS = 1_000
-"""Offsets at the end of a log that must agree before the mirror goes on behind it."""
+"""Number of offsets at the end of both logs that must agree before the mirror continues behind them."""
 
 _ALL_REPLICAS = -1
 

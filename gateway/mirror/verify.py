@@ -20,7 +20,7 @@ from protocol.records import Record
 
 WAIT_MS = 500
 MAX_DIFFERENCES = 100_000
-"""Offsets that are remembered until a later record explains them. With more, the comparison ends."""
+"""Number of offsets that are remembered until a later record explains them. With more, the comparison stops."""
 MAX_EMPTY_READS = 60
 
 
@@ -71,7 +71,7 @@ class _Walk:
     def __init__(self, compacted: bool) -> None:
         self._compacted = compacted
         self._unexplained: dict[bytes, int] = {}
-        """Key to offset, for records that only one log of a compacted topic has."""
+        """Key to offset, for records of a compacted topic that only one of the two logs has."""
         self.differences: set[int] = set()
         self.records = 0
         self.digest = hashlib.blake2b(digest_size=16)
@@ -85,7 +85,7 @@ class _Walk:
         self.digest.update(repr(one).encode())
 
     def alone(self, record: Record) -> None:
-        """Note a record that only one log has."""
+        """Note a record that only one of the two logs has."""
         self._explain(record)
         if self._compacted and record.key is not None:
             if record.value is None:

@@ -24,7 +24,9 @@ _FULL = 2
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """When all objects are visited again. Only such a visit finds cyclic garbage among those set apart."""
+    """Conditions under which all objects are visited again. Only such a visit finds cyclic garbage among the objects
+    set apart.
+    """
 
     objects: int = 1_000_000
     """Objects set apart, above twice the number alive at the last visit to all objects, at which all are visited again

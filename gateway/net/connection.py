@@ -48,7 +48,7 @@ MIN_READ_BYTES = 1024
 HALF_FRAME_MS = 60_000
 """How long a peer may fall silent in the middle of a frame."""
 UNREAD_MS = 60_000
-"""How long a peer may leave answers unread without taking a byte of them."""
+"""How long a peer may accept no byte of its waiting answers before the node closes the connection."""
 UNREAD_WHEN_FULL_MS = 5_000
 """The same while the node holds as much as it may."""
 
@@ -80,7 +80,7 @@ class ConnectionLimits:
 
 
 class ConnectionObserver(Protocol):
-    """The events that a connection reports to the server that owns it."""
+    """The events that a connection reports to the server that created it."""
 
     def connection_opened(self, connection: Connection) -> float | None:
         """Return None to accept the connection. Otherwise the connection is refused, and closed unread after that
@@ -400,7 +400,7 @@ class Connection(asyncio.BufferedProtocol):
         return not self._arriving_bytes or self._holdings.may_read_on(self)
 
     def _start(self, frame: Frame) -> bool:
-        """Start the frame's handler, or return False while earlier requests or the limits forbid it."""
+        """Start the frame's handler. Return False if earlier requests or the limits do not permit it yet."""
         frame_bytes = len(frame)
         if self._alone_in_work or self._write_paused or len(self._slots) >= self._limits.max_in_flight:
             return False
@@ -525,7 +525,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.write(chunks[0])
             elif chunks:
                 self._transport.writelines(chunks)
-            # Do this last: it may wake other connections, and they may wake this one.
+            # Do this last: other connections may wake because of it, and they may wake this one.
             self._hold(-gathered_bytes)
         if self._kept or not self._reading:
             self.proceed()

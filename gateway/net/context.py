@@ -57,7 +57,7 @@ class ConnectionInfo:
     (`muted_until_s`) write to it."""
 
     connection_id: str
-    """Unguessable and never reused; group members are keyed by it."""
+    """Cannot be guessed and is never used again; group members are identified by it."""
     client_host: str
     """Peer address as upstream renders it: `/127.0.0.1`."""
     listener: str = DEFAULT_NAME

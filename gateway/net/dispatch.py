@@ -127,7 +127,7 @@ class Served(Generic[S_contra]):
 
     @property
     def refusal(self) -> Refusal:
-        """The API's refusal, its own or the derived one."""
+        """The function that refuses the API's requests: the API's own one, or the derived one."""
         return self.refuse or DerivedRefusal(self.api_key)
 
 

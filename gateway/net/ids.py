@@ -33,12 +33,12 @@ _CODES = {
         ErrorCode.INVALID_REQUEST,
     ),
 }
-"""Name of a string field, or of an array of strings → the code that refuses it."""
+"""Maps the name of a string field, or of an array of strings, to the error code for an id that is too long."""
 
 ID_NAMES = frozenset(_CODES)
 
 _GROUP, _SHARE = 0, 2
-"""Types of FindCoordinator's keys that are a group id, or begin with one."""
+"""Key types of FindCoordinator whose keys are a group id or begin with one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,11 +68,11 @@ class Line:
         self._last: Place | None = None
 
     def take(self) -> Place:
-        """Return the place behind all that were taken before."""
+        """Return a place behind all places that were taken before."""
         last = self._last
         self._last = Place(None if last is None or last.passed else last)
         return self._last
 
 
 NO_PLACE = Place()
-"""The place of a request whose order does not matter: no request waits for it."""
+"""The place of a request whose order is irrelevant: no request waits for it."""

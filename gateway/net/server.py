@@ -34,10 +34,10 @@ MAX_SWEEP_S = 10.0
 CLOSE_TIMEOUT_S = 0.5
 
 ConnectionClosed = Callable[[str, bool], None]
-"""Called with the id of each ended connection, and True if its peer closed or lost it."""
+"""Receives the id of each ended connection, and True if the peer closed or lost it."""
 
 ConnectionWait = Callable[[str], float]
-"""Returns how many seconds too early the next connection from an address is; 0 if it is not."""
+"""Returns by how many seconds the next connection from an address is too early; 0 if it may be accepted."""
 ConnectionLimit = Callable[[str], int]
 """Returns how many connections at once an address may have."""
 MAX_REFUSED = 1_000
@@ -62,7 +62,9 @@ class Tls(NamedTuple):
 
 
 class Server:
-    """`bind`, `serve`, and in the end `stop_reading`, `drain` and `close`; each is safe without the ones before."""
+    """Call `bind`, then `serve`, and in the end `stop_reading`, `drain` and `close`. Each works even if the ones before
+    were not called.
+    """
 
     def __init__(self, metrics: Metrics, limits: ConnectionLimits) -> None:
         self._metrics = metrics

@@ -88,7 +88,7 @@ class TlsListener:
                 ssl_handshake_timeout=TLS_HANDSHAKE_S,
                 ssl_shutdown_timeout=TLS_SHUTDOWN_S,
             )
-        except OSError as error:  # SSLError and timeouts are OSErrors, too
+        except OSError as error:  # OSError includes SSLError and timeouts
             logger.debug("TLS handshake failed", address=host, error=str(error))
         finally:
             self._ended(host)

@@ -161,7 +161,7 @@ def examine_server(report: ServerReport, needed_connections: int) -> list[Findin
 
 
 def examine_clock(clock_ms: float, before_ms: float, after_ms: float) -> list[Finding]:
-    """Compare Postgres' clock with this host's, which was read before and after it."""
+    """Compare Postgres' clock with this host's clock, which is read before and after Postgres answers."""
     error_ms = max(before_ms - clock_ms, clock_ms - after_ms)
     if error_ms <= MAX_CLOCK_ERROR_MS:
         return []
@@ -186,7 +186,7 @@ def examine_disk(directory: Path) -> list[Finding]:
 
 
 def judge_syncs(directory: Path, median_ms: float) -> list[Finding]:
-    """Return a finding if syncs in the directory take too long; `median_ms` is the median of one."""
+    """Return a finding if syncs in the directory take too long; `median_ms` is the median duration of one sync."""
     if median_ms <= MAX_SYNC_MS:
         return []
     problem = f"a sync in {directory} takes {median_ms:.1f} ms, and each commit waits for one"

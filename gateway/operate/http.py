@@ -31,7 +31,7 @@ _LINKS = (
 )
 
 Check = Callable[[], Awaitable[str | None]]
-"""Returns what is wrong, None if nothing is."""
+"""Returns the reason why the node is unhealthy, or None."""
 
 
 class HttpServer:

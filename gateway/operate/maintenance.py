@@ -49,7 +49,7 @@ from storage.types import CoordinatorLease, Partition, PartitionKey, ReadRequest
 
 logger = structlog.get_logger(__name__)
 compaction_logger = structlog.get_logger("gateway.log.compactor")
-"""One name for all lines about compaction, so that an operator who searches for it finds all of them."""
+"""Name that all log lines about compaction share, so that a search for it finds all of them."""
 
 DELETION_INTERVAL_MS = 1_000
 """Interval between checks for topics whose failed deletion is due again; a new deletion wakes the job."""
@@ -60,7 +60,7 @@ COMPACTION_INTERVAL_MS = 1_000
 """Shortest interval between checks of a topic with a small segment.ms; others wait for log.cleaner.backoff.ms."""
 
 ROUNDS_PER_PASS = 20
-"""Most rounds of one pass whose bound left more to do."""
+"""Maximal number of rounds in one pass. A round at its bound has left work for the next one."""
 
 RANGES_PER_PASS = 10
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -169,8 +169,8 @@ class Maintenance:
         sent_ms, sent = wall_ms(), time.monotonic()
         await self.clock.compare(ask)
         (database_ms,) = shown
-        # Postgres read its clock at some moment of the call, so the call's length explains a difference of no more than
-        # that.
+        # Postgres read its clock at an unknown moment during the call, so the call's duration explains a difference of
+        # up to that length.
         took_ms = (time.monotonic() - sent) * 1000
         skew_ms = sent_ms - database_ms
         if skew_ms > MAX_SKEW_MS or skew_ms + took_ms < -MAX_SKEW_MS:
@@ -357,7 +357,7 @@ def _partitions(topics: Sequence[Topic]) -> Iterator[tuple[Topic, Partition]]:
 
 
 def _retention_policy(key: PartitionKey, config: TopicConfig) -> RetentionPolicy:
-    # A topic without limits gets a pass all the same: DeleteRecords leaves rows to remove there.
+    # A pass also visits topics without limits, because DeleteRecords leaves rows to remove there.
     if not config.cleanup_delete:
         return RetentionPolicy(key, UNLIMITED, UNLIMITED)
     return RetentionPolicy(key, config.retention_ms, config.retention_bytes)

@@ -41,7 +41,7 @@ STOP_MARGIN_S = 5.0
 MAX_LINE_BYTES = 1024 * 1024
 """A longer line is cut in two."""
 OTHER_CONNECTIONS = 4
-"""Connections of a worker to Postgres beside its hot and cold ones."""
+"""Connections of a worker to Postgres besides its hot and cold ones."""
 SPARE_CONNECTIONS = 10
 """Connections for `psql`, a backup, and what Postgres reserves."""
 MAX_PORT = 65535
@@ -194,7 +194,7 @@ class Supervisor:
     async def _run_workers(self, environment: Mapping[str, str], welcome: Callable[[str], str]) -> None:
         keeping = [asyncio.create_task(self._keep(worker, environment)) for worker in self._workers[:1]]
         first = asyncio.create_task(self._workers[0].served.wait())
-        # The first worker creates what nodes share (schema, the log's directory) before the others need it.
+        # The first worker creates what all nodes share (schema, log directory) before the other workers need it.
         await asyncio.wait((first, *keeping), return_when=asyncio.FIRST_COMPLETED)
         first.cancel()
         keeping += [asyncio.create_task(self._keep(worker, environment)) for worker in self._workers[1:]]
@@ -314,6 +314,6 @@ def named(name: str, line: bytes, *, as_json: bool) -> bytes:
     if not as_json:
         return name.encode() + b" | " + text + b"\n"
     if text.startswith(b"{") and text.endswith(b"}"):
-        return text + b"\n"  # the node has added its name itself
+        return text + b"\n"  # the node has already added its name
     said = {"node": name, "level": "warning", "event": text.decode("utf-8", "replace")}
     return json.dumps(said).encode() + b"\n"

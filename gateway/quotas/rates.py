@@ -77,7 +77,7 @@ class TokenBucket:
         return max(-self._fill(bound, now_s) / bound, 0.0)
 
     def is_idle(self, now_s: float) -> bool:
-        """True if the bucket need not be kept: it is full again under any bound it had."""
+        """True if the bucket may be forgotten: it is full again under every bound that it had."""
         return self._tokens is None or (self._tokens >= 0 and self._filled_s + WINDOWS * WINDOW_S <= now_s)
 
     def _fill(self, bound: float, now_s: float) -> float:

@@ -69,7 +69,7 @@ class Throttles:
     async def _charged(
         self, handling: Coroutine[object, None, object], context: RequestContext[object]
     ) -> tuple[object, int]:
-        """Return the response, and for how many milliseconds the connection is muted for it."""
+        """Return the response, and the number of milliseconds for which the connection is muted after it."""
         waits_ms = [0]
         if self._quotas().limits(QuotaKey.REQUEST_PERCENTAGE):
             steps = Steps(handling)

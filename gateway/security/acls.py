@@ -113,7 +113,7 @@ def _known(kind: type[IntEnum], code: int) -> bool:
 
 
 _Who = tuple[str, str]
-"""Principal and host, as an ACL names them."""
+"""Principal and host in the spelling of an ACL."""
 _ANYBODY: _Who = (WILDCARD_PRINCIPAL, WILDCARD)
 
 

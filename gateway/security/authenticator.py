@@ -60,7 +60,9 @@ clients."""
 MAX_LOOKUPS = 2
 """Credentials that a node reads at once: clients that are not authenticated must not keep the others from Postgres."""
 ABSENT_S = 1.0
-"""How long an absent name gets no look-up while others wait. If no look-up waits, a new user is known at once."""
+"""How long an absent user name is not looked up while other look-ups wait. If no look-up waits, a new user is found at
+once.
+"""
 MAX_ABSENT = 1_000
 MAX_TOOK_S = 0.1
 MAX_SHOWN_NAME = 100
@@ -226,7 +228,7 @@ class Authenticator:
         """True if tokens arrive in SaslAuthenticate requests rather than bare."""
         self._expires_s: float | None = None
         self._again_s = float("-inf")
-        """When the client last began to authenticate again."""
+        """Time at which the client last began to re-authenticate."""
         self.max_request_bytes = min(shared.settings.max_receive_bytes, MAX_REQUEST_BYTES)
         self.passed: Callable[[], None] = lambda: None
 

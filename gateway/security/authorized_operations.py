@@ -21,7 +21,7 @@ __all__ = ["CLUSTER", "NOT_ASKED", "AclOperation", "Resource", "authorized_opera
 
 
 class Resource(Enum):
-    """A kind of resource, with the operations that it has."""
+    """A kind of resource and the operations that exist on it."""
 
     TOPIC = "READ WRITE CREATE DELETE ALTER DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS"
     GROUP = "READ DELETE DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS"

@@ -25,7 +25,7 @@ logger = structlog.get_logger(__name__)
 at DEBUG."""
 
 MAX_LINES_PER_S = 10
-"""Most refusals logged per second; the metric counts all of them."""
+"""Maximal number of refusals logged per second; the metric counts all refusals."""
 MAX_NAME_SHOWN = 249
 """Length of the longest topic name; other names may have 32 KiB."""
 

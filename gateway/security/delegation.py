@@ -132,7 +132,7 @@ class DelegationTokens:
         return await self._store.prolong(token.token_id, period_ms)
 
     async def credential(self, token_id: str, mechanism: ScramMechanism) -> TokenCredential | None:
-        """Return the credential for any name; None if no client can log in with it."""
+        """Return the credential for the name, or None if no client can log in with the name."""
         found = await self._store.credential(token_id, int(mechanism))
         if found is None or found.remaining_ms <= 0 or not self.is_ours(token_id, found.hmac_digest):
             return None

@@ -40,7 +40,7 @@ UNKNOWN_KEY_INTERVAL_S = 10.0
 
 
 class KeysUnavailableError(Exception):
-    """No key fits a token, and the issuer does not say whether there are others."""
+    """Error: no key fits the token, and the issuer cannot be asked now whether it has other keys."""
 
 
 class Tokens:
@@ -108,7 +108,7 @@ class Tokens:
         """Fetch the keys and return when they have arrived; return at once if no fetch may begin yet."""
         question = self._begin()
         if question is not None:
-            # A cancelled caller must not cancel the fetch for the others.
+            # A cancelled caller must not cancel the fetch that other callers wait for.
             await asyncio.shield(question)
 
     def _begin(self) -> asyncio.Task[None] | None:
@@ -120,7 +120,7 @@ class Tokens:
         return self._question
 
     async def _refresh(self) -> None:
-        import aiohttp  # a node without tokens does not need it
+        import aiohttp  # imported late, because a node without tokens does not need it
 
         settings = self._settings
         try:

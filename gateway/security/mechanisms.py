@@ -48,7 +48,7 @@ class Exchange(Protocol):
     user: str
     """User that the client claims to be; empty until it names one."""
     complete: bool
-    """True once the client has proved it."""
+    """True once the client has proved that it is the user."""
     lifetime_ms: int | None
     """How long the proof is valid once the exchange is complete; None: without limit."""
     by_token: bool

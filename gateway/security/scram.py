@@ -64,14 +64,14 @@ def salted_password(mechanism: ScramMechanism, password: str, salt: bytes, itera
 
 def credential(user: str, mechanism: ScramMechanism, salted: bytes, salt: bytes, iterations: int) -> ScramCredential:
     """Return the credential to store for a salted password."""
-    from storage.types import ScramCredential  # a command that asks a broker does not load it
+    from storage.types import ScramCredential  # commands do not need it
 
     stored_key = hashlib.new(mechanism.hash_name, _mac(mechanism, salted, b"Client Key")).digest()
     return ScramCredential(user, int(mechanism), iterations, salt, stored_key, _mac(mechanism, salted, b"Server Key"))
 
 
 def decoy(user: str, mechanism: ScramMechanism, secret: bytes) -> ScramCredential:
-    """Return a credential for a user that does not exist: the same at each call, and no password matches it."""
+    """Return a credential for a user that does not exist. It is the same at each call, and no password matches it."""
     from storage.types import ScramCredential
 
     def derived(what: str) -> bytes:

@@ -70,7 +70,7 @@ class ListenerContext(ssl.SSLContext):
     """Handshakes that have begun, the oldest first."""
     failed: Failed
     successor: ListenerContext | None = None
-    """Context whose keys and certificates new handshakes use, once there is one."""
+    """Context with newer keys and certificates, which new handshakes use. None until certificates have changed."""
 
     def wrap_bio(
         self,

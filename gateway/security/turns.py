@@ -54,7 +54,7 @@ class Turns:
             line = self._lines.pop(network)
             waiting = line.popleft()
             if line:
-                self._lines[network] = line  # behind the others
+                self._lines[network] = line  # behind the other waiting requests
             if not waiting.done():
                 waiting.set_result(None)
                 return

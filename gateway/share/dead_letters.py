@@ -32,7 +32,7 @@ FEATURE, FROM_LEVEL = "share.version", 2
 """The feature, and its level from which on there are dead letters."""
 RESERVED_PREFIX = "__"
 PAUSE_S = 1.0
-"""How long a node waits before it tries again what storage could not do."""
+"""How long a node waits before it repeats a failed storage operation."""
 RECORDS_AT_A_TIME = 500
 MAX_READ_BYTES = 1 << 20
 """Bytes of records, as stored, that are copied at a time. One batch may be larger."""
@@ -98,7 +98,9 @@ class DeadLetters:
                 continue
 
     async def _settle(self, key: ShareKey) -> None:
-        """Raises StorageError, and KafkaError where the partition is to be read again."""
+        """Write the partition's waiting records to the dead-letter topic, or give them up. Raise StorageError, or
+        KafkaError if the partition must be read again.
+        """
         settings = self._settings_of(key.group_id)
         while waiting := self._partitions.dead_letters(key):
             target = await self._target(settings)

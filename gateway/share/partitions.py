@@ -79,14 +79,14 @@ class _Slot:
         self.waiting: list[asyncio.Future[None]] = []
         """Callers that wait until the present value is stored."""
         self.storing: list[asyncio.Future[None]] | None = None
-        """Callers that wait for this slot's write in progress, if there is one."""
+        """Callers that wait for the slot's write in progress, if one is in progress."""
         self.watches: dict[ShareWatch, None] = {}
         self.deadline: asyncio.TimerHandle | None = None
         """When locks end."""
 
 
 class ShareWatch:
-    """Is woken whenever there may be something to acquire in its partitions that was not there before."""
+    """Wakes its owner whenever its partitions may have records to acquire that were not there before."""
 
     __slots__ = ("_keys", "_partitions", "wake")
 
@@ -153,7 +153,7 @@ class SharePartitions:
                 loading = asyncio.create_task(self._load(key, start, settings), context=NO_REQUEST.copy())
                 self._loading[key] = loading
                 loading.add_done_callback(self._has_loaded(key))
-            # Others wait for the same: who goes away does not end it for them.
+            # Others wait for the same load: a caller that is cancelled must not cancel the load.
             slot = await asyncio.shield(loading)
         if key in self._slots:
             self._slots.move_to_end(key)
@@ -161,9 +161,10 @@ class SharePartitions:
         return slot.partition
 
     async def apply(self, key: ShareKey, event: PartitionEvent) -> PartitionStep:
-        """One step of a partition that was loaded; where it must be, it is stored before this returns. Raises
-        KafkaError NOT_LEADER_OR_FOLLOWER where the partition is another node's now, or was not loaded: it is to be
-        asked for again."""
+        """Apply one step to a partition that was loaded, and store it before the return if it must be durable. Raise
+        KafkaError NOT_LEADER_OR_FOLLOWER if another node leads the partition now, or if it was not loaded. The client
+        then repeats the request.
+        """
         taken, stored = self.submit(key, event)
         if stored is not None:
             await stored
@@ -311,7 +312,7 @@ class SharePartitions:
             if not is_in_use and next_deadline(slot.partition) is None:
                 self._drop(slot, ErrorCode.NOT_LEADER_OR_FOLLOWER)
                 return
-            # It is in use; who looks next begins behind it.
+            # The slot is in use, so the next search begins behind it.
             self._slots.move_to_end(slot.key)
         raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "too many share partitions are in use")
 
@@ -422,8 +423,8 @@ class SharePartitions:
                         self._drop(slot, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         finally:
             self._writer = None
-            # Only an unforeseen error or a cancelled task leaves callers here, and none may wait for ever because of
-            # it.
+            # Callers are left here only by an unforeseen error or a cancelled task. None of them may wait for ever
+            # because of that.
             for slot in {id(each): each for each in (*slots, *self._dirty.values())}.values():
                 if slot.storing is not None or slot.key in self._dirty:
                     slot.waiting, slot.storing = [*(slot.storing or ()), *slot.waiting], None
@@ -440,7 +441,7 @@ class SharePartitions:
         return slots
 
     def _put_back(self, slots: list[_Slot], waiting: list[list[asyncio.Future[None]]]) -> None:
-        """Put the slots back, except dropped ones: callers that wait for those look again."""
+        """Put the slots back, except dropped slots: callers that wait for a dropped slot look it up again."""
         for slot, waiters in zip(slots, waiting, strict=True):
             slot.waiting, slot.storing = [*waiters, *slot.waiting], None
             if self._slots.get(slot.key) is slot:

@@ -48,7 +48,7 @@ from storage.types import AbortedTransaction, Partition, ReadRequest, ReadResult
 MOST_READ_BYTES = 16 * 1024 * 1024
 """Bytes that one answer may read from Postgres and files, not counting its first batch."""
 MOST_PART_READ_BYTES = 1024 * 1024
-"""Bytes of one partition: a member gets some hundred records at a time, and the rest is read again."""
+"""Bytes of one partition per read. A member receives some hundred records at a time, and the rest is read again."""
 MOST_BATCHES = 1_000
 """Batches of one partition that are examined at once, without giving way."""
 
@@ -371,7 +371,7 @@ def ranges(acquired: Iterable[Acquired], starts: Sequence[int], size: int) -> It
 
 
 def merged(acquired: Iterable[Acquired]) -> Iterator[Acquired]:
-    """Neighbours that were delivered as often are one."""
+    """Merge adjacent ranges with the same delivery count."""
     last: Acquired | None = None
     for each in acquired:
         if last is not None and (last.last_offset + 1, last.delivery_count) == (each.first_offset, each.delivery_count):

@@ -25,7 +25,9 @@ class Batch:
 
 
 def batches_of(read: Sequence[Buffer], aborted: Sequence[AbortedTransaction]) -> list[Batch]:
-    """Each of `read`, which is in the order of offsets. `aborted` names what is to be left out, by first offsets."""
+    """Yield the records of each element of `read`, which is ordered by offset. `aborted` names aborted transactions,
+    which are skipped, by their first offsets.
+    """
     waiting = sorted(aborted, key=lambda each: each.first_offset, reverse=True)
     aborting: set[int] = set()
     found: list[Batch] = []

@@ -43,11 +43,11 @@ class ShareSession:
     acquired_in: dict[ShareKey, None] = field(default_factory=dict[ShareKey, None])
     """Partitions in which the member has acquired records."""
     counted: int = 0
-    """How many of both the node counts of it."""
+    """Number of entries in `partitions` and `acquired_in` that the node's bound already counts."""
     leaders: tuple[object, ...] = ()
     """By whom each partition was led when what it reads was last found to be true."""
     ended: bool = False
-    """True once nothing may be acquired for the session: a request in progress could not deliver it."""
+    """True if no more records may be acquired for the session, because a request in progress could not deliver them."""
 
     def key(self, partition: tuple[UUID, int]) -> ShareKey:
         return ShareKey(self.group_id, *partition)
@@ -96,7 +96,7 @@ class ShareSessions:
         return session, former
 
     def get(self, group_id: str, member_id: MemberId, epoch: int, connection_id: str) -> ShareSession:
-        """The session that a request with this epoch, not the initial one, goes on with, or ends. Raises KafkaError."""
+        """Return the session that a request with this later epoch continues or ends. Raise KafkaError."""
         session = self._sessions.get((group_id, member_id))
         if session is None:
             raise KafkaError(ErrorCode.SHARE_SESSION_NOT_FOUND, f"member {member_id} has no share session here")

@@ -125,7 +125,7 @@ async def _run_beside(command: Sequence[str], bootstrap: str, stopping: asyncio.
 
 
 async def _obey(control: socket.socket, node: TestNode, stopping: asyncio.Event) -> None:
-    """Carry out what the other end asks, one line of JSON each, until it closes the socket or its process ends."""
+    """Execute commands from the other end, one line of JSON each, until the socket closes or that process ends."""
     reader, writer = await asyncio.open_connection(sock=control, limit=MAX_LINE_BYTES)
     writer.write(json.dumps({"bootstrap": node.bootstrap, "pid": os.getpid()}).encode() + b"\n")
     obeying = asyncio.create_task(_answer_lines(reader, writer, node))

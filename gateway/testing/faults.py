@@ -55,7 +55,7 @@ class Faults:
         self._delays_s.clear()
 
     def within(self, stages: Stages[S_contra]) -> Stages[S_contra]:
-        """Return the stages with the faults in front of them."""
+        """Return the stages, preceded by the faults."""
         authorize = stages.authorize
 
         async def fail_or_wait(request: object, context: RequestContext[S_contra]) -> None:

@@ -40,7 +40,7 @@ class CollectorError(Exception):
     """The collector did not take a batch."""
 
     def __init__(self, reason: str, *, is_final: bool) -> None:
-        """`is_final`: a repeat would fail in the same way."""
+        """Error of an export. `is_final`: a repetition would fail in the same way."""
         super().__init__(reason)
         self.is_final = is_final
 
@@ -96,7 +96,7 @@ class Exporter:
             self._enough.set()
 
     async def run(self) -> None:
-        """Send one batch, once there is one. Pause if the collector does not take it."""
+        """Wait for a batch and send it. Pause if the collector does not accept it."""
         await self._some.wait()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._enough.wait(), self._linger_s)
@@ -153,7 +153,7 @@ class Exporter:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S))
         try:
-            # No redirects: the operator says where spans go, and an answer must not change that.
+            # No redirects: the operator decides where spans go, and a response must not change that.
             async with self._session.post(
                 self._url, data=body, headers=self._headers, allow_redirects=False
             ) as response:

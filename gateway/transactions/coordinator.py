@@ -43,7 +43,7 @@ from storage.types import AbortedTransaction, Node, Partition, PartitionKey
 logger = structlog.get_logger(__name__)
 
 ATTEMPTS = 20
-"""How often other nodes may write a row before the client must ask again."""
+"""How often other nodes may change a row before this node returns an error, and the client must repeat its request."""
 
 OVERDUE_AT_A_TIME = 100
 FAILED_AT_A_TIME = 3
@@ -59,10 +59,10 @@ LISTED_AT_A_TIME = 1_000
 """Rows of one statement."""
 
 _PLACEMENT = 1 << 40
-"""Shards of transactional ids are placed by numbers that no partition has."""
+"""Transactional ids are assigned to shards by numbers that no partition has."""
 
 Decide = Callable[[Producer | None, int], Decision]
-"""Decides by a row, and by an unused id if the row's producer needs one."""
+"""Function that decides by the producer's row, and by an unused producer id if the row needs a new one."""
 
 
 class Transactions:
@@ -430,7 +430,7 @@ class Transactions:
                 known = True
             finally:
                 if not known:
-                    # It may have happened, and then other readers of this node must not miss it.
+                    # The transaction may have ended, so other readers of this node must learn of it.
                     self._tail.doubt(asyncio.get_running_loop().time())
                     self._listener.in_doubt()
         return ended

@@ -1,4 +1,4 @@
-"""StreamsGroupTopologyDescriptionUpdate: the nodes of a topology as its application describes them."""
+"""StreamsGroupTopologyDescriptionUpdate: an application describes the nodes of its topology."""
 
 from __future__ import annotations
 

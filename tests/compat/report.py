@@ -45,7 +45,7 @@ class Row:
 
 @dataclass(slots=True)
 class SuiteResult:
-    """One suite's run; `left_out` says why it did not run."""
+    """Result of one suite. If the suite did not run, `left_out` gives the reason."""
 
     name: str
     client: str
@@ -142,7 +142,7 @@ def _oracle() -> dict[str, Any]:
 
 
 def red(card: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return (suite, row) of every scenario that Apache Kafka passes and the gateway, asked the same, does not."""
+    """Return (suite, row) of every scenario that Apache Kafka passes and the gateway does not pass."""
     oracle: dict[str, Any] = card.get("oracle", {})
     return [
         (suite, row)
@@ -154,13 +154,13 @@ def red(card: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def _answer(answers: dict[str, Any], row: dict[str, Any]) -> Outcome | None:
-    """Return Kafka's outcome, if it was asked. A skip that comes from our own list is no outcome of Kafka's."""
+    """Return Kafka's outcome, or None if Kafka was not asked. A skip that our own list demands is no outcome."""
     said: Outcome | None = answers.get("outcomes", {}).get(row["scenario"])
     return None if said == "skipped" and row["outcome"] != "skipped" else said
 
 
 def _days(entry: dict[str, Any]) -> str:
-    """Return the period of its answers, from the oldest to the newest."""
+    """Return the days on which the suite's answers were given, from the oldest to the newest."""
     first, last = entry.get("since", entry["date"])[:10], entry["date"][:10]
     return last if first == last else f"{first} to {last}"
 
@@ -175,10 +175,11 @@ def _beside_kafka(card: dict[str, Any]) -> list[str]:
         "",
         "## Beside Apache Kafka",
         "",
-        "The same suites against Apache Kafka (`make oracle`). Red is what Kafka passes and we do not, whatever the",
-        "reason; what Kafka does not pass either is the client's or the suite's affair. Counted apart: what Kafka",
-        "passes and Sluice was not asked in the run that the card shows, what Sluice was asked and Kafka was not, and",
-        "what is left out on both sides, for the reasons below.",
+        "`make oracle` runs the same suites against Apache Kafka. A scenario is red if Kafka passes it and Sluice does",
+        "not, for any reason. If Kafka does not pass it either, the cause lies in the client or in the suite. Three",
+        "columns count scenarios without a comparison. *Not asked here*: Kafka passes the scenario, and this report's",
+        "run of Sluice had no time for it. *Kafka not asked*: only Sluice ran it. *Left out*: the suite skips it for",
+        "both brokers, for a reason given below.",
         "",
         "| Client | Broker | Asked on | Sluice passes | Kafka passes | Red | Not asked here | Kafka not asked |"
         " Left out |",
@@ -211,7 +212,7 @@ def _beside_kafka(card: dict[str, Any]) -> list[str]:
 
 
 def reds(results: Sequence[SuiteResult]) -> list[str]:
-    """Return a line for each scenario that Apache Kafka, if asked, passes and these results do not."""
+    """Return a line for each scenario that Apache Kafka passes and these results do not."""
     found = red({"suites": [_entry(result) for result in results], "oracle": _oracle()})
     return [f"{suite['name']} {row['scenario']} {row['outcome']}: {_cell(row['detail'])}" for suite, row in found]
 
@@ -228,43 +229,46 @@ def _entry(result: SuiteResult) -> dict[str, Any]:
 
 ON_PURPOSE = [
     "",
-    "## Otherwise than Kafka, on purpose",
+    "## Differences from Kafka that are intended",
     "",
-    "- A replication factor above the number of nodes is accepted: records are Postgres' to replicate, and a topic of",
-    "  three replicas can be made on one node. Metadata names as many live nodes as there are. Brokers that an",
-    "  assignment names must exist (INVALID_REPLICA_ASSIGNMENT).",
-    "- A preferred leader that comes back leads at once; Kafka waits for an election, or some minutes. Where no",
-    "  replica is alive another node leads, for nothing is lost with them. A reassignment moves nothing and is",
-    "  complete when it is answered. A node that does not lead a partition serves it all the same.",
-    "- The leader epoch rises when the log has another history (a failover that lost commits), not when another node",
-    "  leads: the log is the same.",
-    "- Controllers are no quorum: Postgres keeps the metadata. One is enough, and where none is alive brokers do what",
-    "  it does.",
-    "- `min.insync.replicas` has no effect: a produce request is answered when Postgres has committed it, whatever its",
-    "  acks.",
-    "- The first ShareFetch of a new share group returns records of every partition that has some, up to its limits.",
-    "  Kafka returns those of the partition that it initializes first, and the others with the next fetches.",
-    "- An OffsetFetch that another node must answer is refused for the group, as in Kafka, "
-    "and its partitions are named",
-    "  with UNSTABLE_OFFSET_COMMIT besides. librdkafka never asks again for partitions that the answer does not name.",
-    "- A node that is alive cannot be unregistered (INVALID_REQUEST): it is to be stopped first. Kafka fences it and",
-    "  lets it run on.",
-    "- `__consumer_offsets` may be deleted, which takes it out of listings until somebody looks for a group's",
-    "  coordinator. Groups and their offsets do not lie in it, and stay.",
-    "- Any node serves any partition, whoever leads it: nobody is told NOT_LEADER_OR_FOLLOWER for asking another.",
+    "- A topic's replication factor may exceed the number of nodes, because Postgres replicates the records. A single",
+    "  node can create a topic with three replicas, and Metadata lists as many live nodes as exist. Brokers named in a",
+    "  replica assignment must exist (INVALID_REPLICA_ASSIGNMENT).",
+    "- A preferred leader that comes back leads at once. Kafka waits for an election or for some minutes. If no",
+    "  replica is alive, another node leads, because no records are lost with the replicas. A reassignment moves no",
+    "  data, so it is complete when the node responds. A node that does not lead a partition serves it all the same.",
+    "- The leader epoch rises if the log has another history (a failover that lost commits). It does not rise if",
+    "  another node leads, because the log is the same.",
+    "- Controllers form no quorum, because Postgres keeps the metadata. One controller is enough. If no controller is",
+    "  alive, brokers do its work.",
+    "- `min.insync.replicas` has no effect. With any `acks` other than 0, a produce request is answered when Postgres",
+    "  has committed its records.",
+    "- The first ShareFetch of a new share group returns records of all partitions that have some, up to its limits.",
+    "  Kafka returns records of the partition that it initializes first. Later fetches return those of the others.",
+    "- If another node must answer an OffsetFetch, the node refuses it for the group, as Kafka does. It also lists the",
+    "  partitions with UNSTABLE_OFFSET_COMMIT, because librdkafka never repeats a request for partitions that the",
+    "  response does not list.",
+    "- A live node cannot be unregistered (INVALID_REQUEST): stop it first. Kafka fences such a broker and lets it",
+    "  continue to run.",
+    "- `__consumer_offsets` may be deleted. It is then missing from listings until a client looks up a group's",
+    "  coordinator. Groups and their committed offsets are not stored in it, so they stay.",
+    "- Any node serves any partition, so no client receives NOT_LEADER_OR_FOLLOWER because it asked another node than",
+    "  the leader.",
     "- COMMIT markers of WriteTxnMarkers are refused (INVALID_REQUEST): only Kafka's coordinators send them.",
-    "- Groups, offsets and transactions lie in tables: `__consumer_offsets` and `__transaction_state` are written",
-    "  while somebody reads them, so they begin with what is so then, and what was so before is not in them.",
-    "- A setting of one broker may be changed through any live broker, not that one alone. Levels of loggers may not:",
-    "  they belong to one process; nor what is of a node's listeners (`listener.name.NAME.ssl.*`).",
-    "- DescribeConfigs lists all the settings of a broker that Kafka has. One that has no effect here may be set; its",
+    "- Groups, offsets and transactions are rows of tables. Nodes write `__consumer_offsets` and `__transaction_state`",
+    "  only while a client reads them. So these topics begin with the state at that time and lack earlier states.",
+    "- A broker's setting may be changed through any live broker. Kafka accepts the change only through the broker",
+    "  itself. Two kinds of settings are excepted: levels of loggers, which belong to one process, and a node's",
+    "  settings of listeners (`listener.name.NAME.ssl.*`).",
+    "- DescribeConfigs lists all broker settings that Kafka has. A setting without effect here may be set. Its",
     "  documentation and a warning in the log say why nothing changes.",
-    "- A static member that returns with other topics starts a rebalance. Kafka gives it its old assignment until the",
-    "  next rebalance (KAFKA-12759).",
-    "- There are no fetch sessions: a Fetch that asks for one gets session id 0, as KIP-227 allows, and the client",
-    "  sends full fetches.",
-    "- Unsigned OAUTHBEARER tokens are refused; Kafka's default takes them. A listener must name its issuer's keys.",
-    "- One node, by a lease, exports the cluster's metrics (topics, groups, lag).",
+    "- A static member that returns with other subscribed topics starts a rebalance. Kafka returns its old assignment",
+    "  until the next rebalance (KAFKA-12759).",
+    "- No fetch sessions exist. A Fetch that requests a session receives session id 0, as KIP-227 allows, and the",
+    "  client sends full fetches.",
+    "- Unsigned OAUTHBEARER tokens are refused. Kafka accepts them by default. A listener must name the source of its",
+    "  issuer's keys.",
+    "- One node at a time exports the cluster's metrics (topics, groups, lag). It holds a lease for this.",
 ]
 
 
@@ -279,10 +283,12 @@ def markdown(card: dict[str, Any]) -> str:
         f" {_joined(_days(suite) for suite in run)}.",
         "",
         "A group scenario passes only if its delivery log shows no partition with two owners, nothing lost, nothing",
-        "delivered twice (but after a crash, from the last commit), and, in cooperative groups, no retained partition",
-        f"that was revoked or paused. {MARKS['passed']} passed, {MARKS['failed']} failed,"
-        f" {MARKS['unserved']} not served yet, {MARKS['skipped']} skipped, with the reason below: no skip counts as"
-        f" passed. {MARKS['unasked']} not asked in this run, which had no time for it.",
+        "delivered twice (except, after a crash, records since the last commit) and, in cooperative groups, no",
+        "retained partition that was revoked or paused.",
+        "",
+        f"{MARKS['passed']} passed, {MARKS['failed']} failed, {MARKS['unserved']} not served yet,"
+        f" {MARKS['skipped']} skipped (a skip never counts as passed; its reason is below),"
+        f" {MARKS['unasked']} not asked, because this run had no time for it.",
         "",
         "## Clients",
         "",
@@ -322,7 +328,7 @@ def _scenario_table(suites: Sequence[dict[str, Any]]) -> list[str]:
     for name in names:
         marks = [MARKS[answered[name]] if name in answered else " " for answered in outcomes]
         lines.append(f"| {name} | " + " | ".join(marks) + " |")
-    lines += ["", "Of a scenario that any assignor can answer, clients show the assignors they have.", ""]
+    lines += ["", "A scenario with an assignor in its name is run with each assignor that the client offers.", ""]
     lines += [f"- `{scenario.name}`: {scenario.meaning}" for scenario in scenarios.SCENARIOS]
     return lines
 
@@ -375,9 +381,10 @@ def _pauses(suites: Sequence[dict[str, Any]]) -> list[str]:
         "",
         "## Group scenarios, as the delivery logs show them",
         "",
-        "How often a partition was handed over, how many records were delivered and how many of them again, and the",
-        "longest that a record waited while other partitions moved, and while its own did. The load of the machine",
-        "is in it.",
+        "*Hand-overs*: how often a partition got a new owner. *Records*: deliveries. *Again*: deliveries of records",
+        "that had been delivered before. *Retained ms* and *Moved ms*: the longest time for which a record waited",
+        "while other partitions moved, and while its own partition moved. The load of the machine contributes to",
+        "these times.",
         "",
         "| Client | Scenario | Hand-overs | Records | Again | Retained ms | Moved ms |",
         "|---|---|--:|--:|--:|--:|--:|",
@@ -396,7 +403,7 @@ def _api_versions(suites: Sequence[dict[str, Any]]) -> list[str]:
     apis = sorted({api for suite in suites for api in suite["api_versions"]})
     if not apis:
         return []
-    lines = ["", "## Versions on the wire", "", "Which version of each API the clients sent.", ""]
+    lines = ["", "## Versions on the wire", "", "The versions of each API that the clients sent.", ""]
     lines.append("| API | " + " | ".join(suite["client"] for suite in suites) + " |")
     lines.append("|---|" + "---|" * len(suites))
     for api in apis:

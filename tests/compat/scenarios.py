@@ -38,14 +38,18 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("data.idempotent", "an idempotent producer's records are stored once and in order"),
     Scenario("data.seek_and_times", "seek to the beginning, the end, an offset and a timestamp"),
     Scenario("data.delete_records", "records before an offset are deleted and no longer read"),
+    Scenario("transactions.commit-abort", "a read_committed consumer receives only records of committed transactions"),
     Scenario(
-        "transactions.commit-abort", "who reads committed records reads those of committed transactions, no others"
+        "transactions.open",
+        "while a transaction is open, a read_committed consumer receives neither its records nor later ones",
     ),
-    Scenario("transactions.open", "while a transaction is open, nothing of it and behind it is read as committed"),
     Scenario("transactions.fencing", "a second producer of a transactional id aborts and fences the first"),
-    Scenario("transactions.consume-transform-produce", "records are read, written and committed in one, or not at all"),
-    Scenario("transactions.gateway-kill", "the same, while the gateway is killed (−9)"),
-    Scenario("transactions.timeout", "a transaction left open is aborted, and who reads committed records goes on"),
+    Scenario(
+        "transactions.consume-transform-produce",
+        "all produced records and committed offsets take effect together, or none do",
+    ),
+    Scenario("transactions.gateway-kill", "consume-transform-produce while the gateway is killed (kill −9)"),
+    Scenario("transactions.timeout", "a transaction left open is aborted, and read_committed consumers continue"),
     Scenario("admin.topics", "create, describe, add partitions, delete"),
     Scenario("admin.configs", "describe and alter a topic's configs"),
     Scenario("admin.groups", "list, describe and delete groups, and read or alter their offsets"),
@@ -57,14 +61,17 @@ SCENARIOS: tuple[Scenario, ...] = (
     _group("crash-half-open", "a stopped process keeps its connections open, is replaced, and comes back"),
     _group("gateway-restart", "the gateway restarts under a group that reads", outage=True),
     _group("gateway-kill", "the gateway is killed (−9) under a group that reads", outage=True),
-    _group("commit-resume", "what was committed is not read again by the next consumer"),
-    _group("commit-in-revoke", "offsets committed in the revoke callback are where the next owner starts"),
-    _group("static-members", "a static member restarts without a rebalance; a second of its name is fenced"),
-    _group("cooperative", "6 → 3+3 → 2+2+2, and what is retained is never revoked"),
+    _group("commit-resume", "the next consumer does not read committed records again"),
+    _group("commit-in-revoke", "the next owner starts at offsets that were committed in the revoke callback"),
+    _group(
+        "static-members",
+        "a static member restarts without a rebalance; a second member with the same instance id fences the first",
+    ),
+    _group("cooperative", "6 → 3+3 → 2+2+2, and retained partitions are never revoked"),
     _group("rolling-upgrade", "two rolling bounces from eager to cooperative-sticky under load"),
     _group("partition-added", "partitions added to a topic are read"),
-    _group("topic-deleted", "a deleted topic leaves the assignment, the other stays"),
-    _group("regex", "a pattern takes in topics that are created later"),
+    _group("topic-deleted", "a deleted topic leaves the assignment, and the other topic stays"),
+    _group("regex", "a pattern also matches topics that are created later"),
     _group("subscription-change", "a member changes its topics without leaving"),
     _group("same-client-id", "members that share a client id are different members"),
     _group("leave-versions", "LeaveGroup at each version the client can send", logged=False),
@@ -87,7 +94,7 @@ CORE = (
     "groups.static-members",
     "groups.cooperative",
 )
-"""Scenarios that continuous integration asks every client each time."""
+"""Scenarios that every client runs in each run of continuous integration."""
 
 
 def find(name: str) -> Scenario | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
+from confluent_kafka import Consumer
 
 from tests.gateway_process import GatewayFactory, GatewayProcess
-from tests.sql.reading import error
+from tests.sql.reading import error, read
 from tests.steps.waiting import until
 
 Connection = asyncpg.Connection
@@ -37,7 +39,7 @@ async def roles(sql: Connection) -> AsyncIterator[list[str]]:
     made: list[str] = []
     yield made
     for role in made:
-        await sql.execute(f"drop owned by {role}; drop role {role}")
+        await sql.execute(f"drop owned by {role} cascade; drop role {role}")
 
 
 async def test_a_role_without_rights_may_do_nothing(
@@ -116,6 +118,42 @@ async def test_a_writer_gains_no_right_of_the_owner(
             and coalesce(array_to_string(p.proconfig, ' '), '') not like '%search_path=sluice, pg_temp%'"""
     )
     assert unsafe == []
+
+
+async def test_capture_runs_no_cast_of_an_ordinary_role(
+    sql: Connection, gateway: GatewayProcess, topic: str, roles: list[str], consumer: Consumer
+) -> None:
+    """To turn a row into JSON, Postgres calls the casts that the owners of the columns' types have made."""
+    roles.append(await make_role(sql, "kafka_writer"))
+    await sql.execute(f"create schema authorization {roles[0]}")
+    await sql.execute("create type public.trusted as (a integer, b text)")
+    assert gateway.database_url is not None
+    writer = await connect_as(gateway.database_url, roles[0])
+    try:
+        await writer.execute(
+            f"""set search_path = {roles[0]}, public;
+            create type trap as enum ('x');
+            create type pair as (a integer, b trap);
+            create domain whole as integer;
+            create function sprung(trap) returns json language plpgsql as
+            $$ begin raise exception 'runs as %', current_user; end $$;
+            create function sprung_as_text(trap) returns text language plpgsql as
+            $$ begin raise exception 'runs as %', current_user; end $$;
+            create cast (trap as json) with function sprung(trap);
+            create cast (trap as text) with function sprung_as_text(trap);
+            create table captured (
+                id integer primary key, a trap, b trap[], c pair, d whole, e public.trusted, f trap, "G %s" text
+            );
+            select kafka.capture('captured', '{topic}');
+            insert into captured values (1, 'x', '{{x}}', (1, 'x'), 2, (3, 'y'), null, 'z')"""
+        )
+    finally:
+        await writer.close()
+        await sql.execute("drop type public.trusted cascade")
+    (message,) = read(consumer, topic, 1)
+    assert json.loads(message.value())["after"] == {
+        "id": 1, "a": "x", "b": "{x}", "c": "(1,x)", "d": 2, "e": {"a": 3, "b": "y"}, "f": None, "G %s": "z"
+    }  # fmt: skip
 
 
 async def test_acls_decide_with_an_authorizer(

@@ -50,6 +50,28 @@ async def log(database: Database, directory: SegmentDirectory) -> AsyncIterator[
     await store.close()
 
 
+async def test_a_backup_outlasts_the_timeouts_of_its_database(
+    database_url: str,
+    database: Database,
+    log: LogStore,
+    directory: SegmentDirectory,
+    make_topic: MakeTopic,
+    tmp_path: Path,
+) -> None:
+    """A backup is idle in its transaction for as long as `pg_dump` runs and segments are copied."""
+    (partition,) = (await make_topic()).partitions
+    await append(log, new_batch(partition.partition_key, size_bytes=60_000))
+    (name,) = await database.cold.fetch("select current_database() as name")
+    settings = ("idle_in_transaction_session_timeout", "idle_session_timeout", "transaction_timeout")
+    try:
+        for setting in settings:
+            await database.cold.fetch(f"alter database \"{name['name']}\" set {setting} = '20ms'")
+        assert (await back_up(database_url, directory, tmp_path / "backup")).segments == 1
+    finally:
+        for setting in settings:
+            await database.cold.fetch(f'alter database "{name["name"]}" reset {setting}')
+
+
 async def test_a_backup_made_while_records_come_and_go_is_whole(
     database_url: str,
     database: Database,

@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 import asyncpg
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from storage import embedded_account, embedded_child, embedded_settings, postgres_programs
 from storage.embedded import Bounds, EmbeddedPostgres, EmbeddedPostgresError
@@ -590,6 +591,20 @@ async def test_an_interrupted_initdb_is_repeated(empty_directory: Path) -> None:
     assert not (empty_directory / "postgres.new").exists()
 
 
+async def test_a_start_that_is_cancelled_leaves_no_initdb_behind(empty_directory: Path) -> None:
+    """The next start removes what initdb has written, and must not find it at work."""
+    starting = asyncio.create_task(EmbeddedPostgres(empty_directory).start())
+    fresh = empty_directory / "postgres.new"
+    await until(lambda: (fresh / "PG_VERSION").exists())
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert [process.pid for process in psutil.process_iter() if str(fresh) in title_of(process)] == []
+    server = EmbeddedPostgres(empty_directory)
+    assert await value_of(await server.start(), "SELECT 1") == 1
+    await server.stop()
+
+
 async def test_a_cluster_of_another_major_version_is_refused(directory: Path) -> None:
     (directory / "postgres" / "PG_VERSION").write_text("16\n")
     with pytest.raises(EmbeddedPostgresError, match=r"written by Postgres 16, and .* has 18"):
@@ -613,6 +628,36 @@ async def test_the_servers_log_is_bounded(directory: Path) -> None:
         assert server.log_path.with_suffix(".log.1").stat().st_size < 4000
     finally:
         await server.stop()
+
+
+async def test_a_server_is_started_again_although_its_log_cannot_be_kept(directory: Path) -> None:
+    """A full disk refuses the copy of a long log, and it ends Postgres, too."""
+    former = directory / "postgres.log.1"
+    (former / "in the way").mkdir(parents=True)
+    server = EmbeddedPostgres(directory, bounds=Bounds(max_log_bytes=1000, log_check_s=0.02))
+    url = await server.start()
+    try:
+        with capture_logs() as logged:
+            await value_of(url, "DO $$ BEGIN RAISE LOG '%', repeat('x', 2000); END $$")
+            await until(lambda: any("cannot be cut" in line["event"] for line in logged))
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGKILL)
+            await until(lambda: server.restarts == 1)
+        assert await value_when_back(url, "SELECT 1") == 1
+        assert sum("cannot be cut" in line["event"] for line in logged) == 1
+        (former / "in the way").rmdir()
+        former.rmdir()
+        await until(lambda: server.log_path.stat().st_size < 1000)
+    finally:
+        await server.stop()
+
+
+async def test_a_server_is_started_again_although_its_log_has_been_removed(server: EmbeddedPostgres) -> None:
+    assert server.pid is not None
+    server.log_path.unlink()
+    os.kill(server.pid, signal.SIGKILL)
+    await until(lambda: server.restarts == 1)
+    assert await value_when_back(server.url, "SELECT 1") == 1
 
 
 async def test_a_machine_without_postgres_is_told_three_ways_in_one_line(

@@ -87,7 +87,7 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext[To
 
 
 def _shown(result: CreatableTopicResult, context: RequestContext[HasAuthorizer]) -> CreatableTopicResult:
-    """Return the result without settings if the client may not describe them."""
+    """Return the result, without settings if the client may not describe the topic's configs."""
     if result.error_code or may_topic(context, AclOperation.DESCRIBE_CONFIGS, result.name, told=False):
         return result
     return CreatableTopicResult(

@@ -271,7 +271,7 @@ def _without_effect_entries(
 
 
 def _of_listeners(broker: BrokerConfig) -> dict[str, ConfigKey]:
-    """Return settings that were given for one listener alone."""
+    """Return the settings that were given for one listener (`listener.name.NAME.…`)."""
     names = {**broker.static, **broker.own}
     given = {name: find_broker_config(name) for name in names if name not in BROKER_CONFIGS}
     return {name: key for name, key in given.items() if key is not None}

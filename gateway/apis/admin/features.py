@@ -43,8 +43,9 @@ SUPPORTED = {ELIGIBLE_LEADERS: 1, GROUPS: 1, SHARE: DEAD_LETTERS, STREAMS: 1, TR
 LOWEST = {ELIGIBLE_LEADERS: 1}
 """Feature → its lowest level, if that is not 0."""
 PROTOCOLS = {GROUPS: "consumer", SHARE: "share", STREAMS: "streams"}
-"""Feature → the group protocol that it switches on (KIP-848, KIP-932, KIP-1071), as
-`group.coordinator.rebalance.protocols` has it."""
+"""Maps each feature to the group protocol that it enables (KIP-848, KIP-932, KIP-1071), by the protocol's name in
+`group.coordinator.rebalance.protocols`.
+"""
 
 METADATA, KRAFT = "metadata.version", "kraft.version"
 OLDEST_METADATA, METADATA_4_4, METADATA_4_5 = 7, 33, 34

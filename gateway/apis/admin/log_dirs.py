@@ -105,8 +105,9 @@ def refuse_describe_log_dirs(
 
 
 def _choose(wanted: dict[str, set[int]], services: HasCatalog) -> Iterable[tuple[Topic, tuple[Partition, ...]] | None]:
-    """Yield the chosen partitions by topic, and None for each topic that does not exist, because looking it up takes
-    time too."""
+    """Yield the chosen partitions by topic, and None for each topic that does not exist. A missing topic is yielded
+    too, because its look-up also takes time.
+    """
     for name, indexes in wanted.items():
         topic = services.catalog.get(name)
         partitions: tuple[Partition, ...] = ()

@@ -221,7 +221,7 @@ def _read_configs(topic: CreatableTopic, broker: BrokerConfig) -> dict[str, str]
 
 
 def may_create_topic(context: RequestContext[HasAuthorizer], topic: str) -> bool:
-    """Return whether the client may create on the cluster, or the topic itself."""
+    """Return whether the client may create topics on the cluster, or this topic."""
     return may(context, AclOperation.CREATE, ResourceType.CLUSTER, told=False) or may_topic(
         context, AclOperation.CREATE, topic
     )

@@ -170,7 +170,7 @@ async def add_raft_voter(request: AddRaftVoterRequest, context: RequestContext[Q
 async def remove_raft_voter(
     request: RemoveRaftVoterRequest, context: RequestContext[HasClusterId]
 ) -> RemoveRaftVoterResponse:
-    """Refuse as AddRaftVoter does."""
+    """Refuse the request in the same way as AddRaftVoter."""
     _require_cluster(request.cluster_id, context.services)
     if request.voter_id < 0 or request.voter_directory_id == ZERO_UUID:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Remove voter request didn't include a valid voter")

@@ -165,7 +165,7 @@ async def fetch(request: FetchRequest, context: RequestContext[FetchServices]) -
                 context,
                 missing_topic,
                 max_bytes,
-                watch if crowded else None,
+                watch,
                 committed=committed,
                 is_replica=request.replica_id >= 0 or request.replica_state.replica_id >= 0,
                 rack=rack,
@@ -183,6 +183,7 @@ async def fetch(request: FetchRequest, context: RequestContext[FetchServices]) -
                 share.become(_most_bytes(cold, read_bytes))
                 await _read_cold(cold, parts, context, read_bytes, planner.overtaken, committed=committed)
             if planner.overtaken:
+                watch = watch or tail.watch(_keys(parts), committed=committed)
                 await _find_divergence(planner.overtaken, context)
             tears = max_bytes == asked_bytes  # With little room, the node keeps no bytes that it cannot send.
             if crowded:
@@ -254,7 +255,7 @@ class _Planner:
         is_replica: bool,
         rack: str = "",
     ) -> None:
-        """`rack` is the client's rack if the client may be redirected to a replica there."""
+        """`rack` is the client's rack, or empty if the node may not redirect the client to a replica there."""
         services = context.services
         self._context = context
         self._is_replica = is_replica
@@ -349,7 +350,8 @@ class _Planner:
             part.nearest = self._nearest(self._placement, topic, part.partition)
             self.redirects = self.redirects or part.nearest >= 0
         if self._watch is not None:
-            # Registered before the look, so that later appends count.
+            # Registered before the look, so that later appends count. Repeated with each look, because the tail forgets
+            # a deleted partition together with its watches, and a topic of the same name may exist by now.
             self._watch.add(part.partition.partition_key)
         read = self._tail.read(
             part.partition.partition_key,
@@ -458,7 +460,8 @@ async def _read_cold(
     except StorageError as error:
         logger.warning("a cold read failed", partitions=len(cold), error=str(error))
         async for part, read in in_pieces(zip(cold, asked, strict=True)):
-            # A reader at the end of what this node knows continues to wait; an outage is no error for it.
+            # A reader at the end of the log that this node knows continues to wait. An outage of Postgres is no error
+            # for it.
             known = services.tail.known(read.partition_key, started_s)
             if known is not None and known.high_watermark == read.offset:
                 part.known = known

@@ -1,4 +1,4 @@
-"""Produce: validated batches into the log, in the order in which the connection sent them."""
+"""Produce: append validated batches to the log, in the order in which the connection sent them."""
 
 from __future__ import annotations
 

@@ -128,7 +128,9 @@ def _end(session: ShareSession, context: RequestContext[ShareFetchServices]) -> 
 async def _parts(
     group_id: str, named: Iterable[tuple[UUID, int]], context: RequestContext[ShareFetchServices]
 ) -> list[Part]:
-    """Return the parts, each with its partition or with the reason why this node does not serve it."""
+    """Return the parts, each with its partition or with the error code that says why this node does not serve the
+    partition.
+    """
     services = context.services
     parts = [Part(topic_id, index) async for topic_id, index in in_pieces(named)]
     missing = await resolve_topics((("", part.topic_id) for part in parts), context, by_id=True)

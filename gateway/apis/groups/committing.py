@@ -63,7 +63,7 @@ class Transaction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Committer:
-    """The committing member, as the request names it."""
+    """The committing member, with the ids and the epoch that the request gives."""
 
     group_id: str
     member_id: str

@@ -62,7 +62,7 @@ def _described(
         )
     reason = f"Group {shown(group_id)} not found."
     if not isinstance(group, Group):
-        # Upstream shows only classic groups here; admin clients ask ConsumerGroupDescribe for the others.
+        # Upstream shows only classic groups here. Admin clients use ConsumerGroupDescribe for consumer groups.
         if group.exists:
             reason = f"Group {shown(group_id)} is not a classic group."
         group = Group(group_id)

@@ -202,7 +202,9 @@ def _refused_group(group: OffsetFetchRequestGroup, code: ErrorCode) -> OffsetFet
 
 
 def _asks_again(topics: Sequence[OffsetFetchRequestTopic | OffsetFetchRequestTopics], code: ErrorCode) -> bool:
-    """Return True if the client asks for as many partitions as a consumer has, and should ask another node for them."""
+    """Return True if the client requests as many partitions as a consumer owns, and should send the request to another
+    node.
+    """
     return code in _ELSEWHERE and sum(len(topic.partition_indexes) for topic in topics) <= MAX_NAMED
 
 

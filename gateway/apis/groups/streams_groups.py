@@ -98,7 +98,7 @@ refuse_streams_group_heartbeat = DerivedRefusal(ApiKey.STREAMS_GROUP_HEARTBEAT, 
 
 
 def _check_names(names: Iterable[str]) -> None:
-    """Check names before the coordinator is asked, as upstream does. Raise KafkaError."""
+    """Check names before the coordinator receives the request, as upstream does. Raise KafkaError."""
     prohibited = sorted(INTERNAL_TOPICS.intersection(names))
     if prohibited:
         raise KafkaError(

@@ -126,7 +126,7 @@ def _sources(
     *,
     drain: bool,
 ) -> dict[Partition, tuple[MemberId, Awaits]]:
-    """Return the source of each pending partition, and what it must still do."""
+    """Return the source of each pending partition, and what the source must still do."""
     sources: dict[Partition, tuple[MemberId, Awaits]] = {}
     for partition, target in given.items():
         others = holders.get(partition, set[MemberId]()) - {target}
@@ -190,7 +190,7 @@ def _tell_begun(draft: HandoffDraft, mode: HandoffMode) -> None:
         draft.tell(HandoffBegun(source, target, draft.generation_id, mode, left_ms, partitions))
     for each in draft.handoffs:
         if each.forced and each.target is not None:
-            # Its time ended in earlier generations, and the source still holds it.
+            # The hold on it ended in earlier generations, and the source still owns it.
             partitions = ((each.topic, each.partition),)
             draft.tell(HandoffBegun(each.source, each.target, draft.generation_id, mode, 0, partitions))
             tell_ended(draft, each, HandoffEnd.TIMEOUT)

@@ -55,7 +55,7 @@ def join(group: Group, event: JoinGroup, now_ms: int, settings: Settings) -> Ste
     if isinstance(answer, ErrorCode):
         return refuse(group, event, answer)
     if requester.standing is Standing.PENDING and event.group_instance_id is not None:
-        # The coordinator gives ids to dynamic members only; upstream throws here.
+        # The coordinator gives ids to dynamic members only. Upstream throws an exception here.
         return refuse(group, event, ErrorCode.UNKNOWN_SERVER_ERROR)
     draft = Draft(group, now_ms, settings)
     draft.exists = True

@@ -134,7 +134,7 @@ class Watch:
     withheld: bool = False
     """True if partitions of this generation were withheld from the members they were assigned to."""
     follow_up_ms: int | None = field(default=None, metadata=VOLATILE)
-    """When a rebalance must begin because partitions were withheld, if none has begun before."""
+    """Time at which a rebalance must begin because partitions were withheld, unless one has begun before."""
     delivered: Mapping[MemberId, Delivered] = field(default_factory=dict[MemberId, Delivered], metadata=VOLATILE)
     unassigned: Mapping[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int], metadata=VOLATILE)
     """Partitions without an owner, and for how many generations in a row."""

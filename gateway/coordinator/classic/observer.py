@@ -61,7 +61,7 @@ Claims = Mapping[MemberId, Claim]
 
 
 class ClaimingGroup(Protocol):
-    """A group whose members claim partitions: a `Group`, or a draft of one."""
+    """A group whose members claim partitions: a `Group`, or the draft of one."""
 
     @property
     def members(self) -> Mapping[MemberId, Member]: ...
@@ -242,7 +242,7 @@ def _compare_with_delivered(
         return
     found.add_each(Violation.UNDELIVERED_CLAIM, member_id, claim.partitions - given)
     if not cooperative or claim.generation_id != delivered.generation_id:
-        # An eager member has released everything; one that names no generation has lost what it had.
+        # An eager member has released everything. A member that names no generation has lost its partitions.
         return
     kept = {partition for partition in given if partition[0] in claim.topics}
     untaken = kept - claim.partitions

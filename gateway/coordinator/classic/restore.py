@@ -23,8 +23,8 @@ from gateway.coordinator.protocols import subscribed_topics
 from gateway.coordinator.settings import Settings
 
 SHORTEST_SESSION_MS = 10_000
-"""Time in which a member may return after any restart, however long ago the first one was: it must find the node
-again."""
+"""Time that a member has to return after every restart, however often the node restarts: it must find the node again.
+"""
 
 _COLUMNS = ("state", "protocol_type", "generation_id")
 """Fields that Postgres reads too, stored beside the document."""
@@ -67,8 +67,8 @@ def restore(
         draft.pending_sync = set(draft.members)
         draft.phase_deadline_ms = now_ms + draft.rebalance_timeout_ms()
     elif group.state is GroupState.PREPARING_REBALANCE:
-        # A group is stored in this state if it came from a consumer group. Members with parked requests ask again, as
-        # all others do.
+        # A group is stored in this state if it was a consumer group before. Its parked requests are gone, and their
+        # members repeat them.
         draft.phase_deadline_ms = now_ms + draft.rebalance_timeout_ms()
     if group.handoffs:
         handoff.take_over(draft, stored.clock_lead_ms, SHORTEST_SESSION_MS)

@@ -41,7 +41,7 @@ class DescribedGroup:
 
 
 def describe(group: Group) -> DescribedGroup:
-    """Describe the group as DescribeGroups shows it."""
+    """Return the group's fields for DescribeGroups."""
     protocol_name = group.protocol_name if group.state is GroupState.STABLE else None
     return DescribedGroup(
         group_id=group.group_id,

@@ -22,7 +22,7 @@ MAX_BALANCING_ROUNDS = 64
 
 @dataclass(frozen=True, slots=True)
 class Subscriber:
-    """One member as assignors see it. Members with equal subscriptions share one set."""
+    """One member from an assignor's view. Members with equal subscriptions share one set."""
 
     topic_ids: frozenset[UUID]
     """Existing topics that the member subscribes to."""

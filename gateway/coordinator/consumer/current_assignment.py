@@ -84,7 +84,9 @@ def _advance(
 
 
 def _trim(member: ConsumerMember, topic_ids: frozenset[UUID], owned: Partitions | None) -> ConsumerMember:
-    """Revoke topics that the member has just unsubscribed from at once, without waiting for a target without them."""
+    """Revoke topics that the member has just unsubscribed from. Do this at once: a target without them need not exist
+    yet.
+    """
     keep = only_topics(member.assigned, topic_ids)
     if keep is member.assigned:
         return member

@@ -246,8 +246,8 @@ class Draft:
             ((text, *(reader or ())), self._matched(text, reader)) for text, reader in shown if len(views[text]) > 1
         ]
         if postponed:
-            # Resolving the pattern must raise the epoch even if other members read the same topics, after a failover
-            # too.
+            # Resolving the pattern must raise the epoch, after a failover too, even if other members already read the
+            # same topics.
             differing.append(((postponed,), frozenset()))
         found = metadata_hash(names, self.cluster, differing)
         self.seen = self.cluster
@@ -340,7 +340,7 @@ class Draft:
         handoff.target_moved(self, gained)
 
     def _read_alike(self) -> bool:
-        """Return whether all members want the same topics and may see the same ones."""
+        """Return whether all members subscribe to the same topics and may describe the same ones."""
         return len({read_as(subscription, self.cluster.describing) for subscription in self.subscriptions}) == 1
 
     def _subscribers(self) -> dict[MemberId, Subscriber]:

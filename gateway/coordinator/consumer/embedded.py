@@ -46,7 +46,7 @@ def assignment(held: Partitions, version: int, cluster: Cluster) -> bytes:
 
 
 def compatible(offered: ClassicProtocol, others: Iterable[ClassicProtocol]) -> bool:
-    """Return whether all of them can speak one of the offered protocols, should the group become a classic one."""
+    """Return whether all members can speak one of the offered protocols, in case the group becomes a classic one."""
     common = names(offered.protocols)
     for other in others:
         common &= names(other.protocols)

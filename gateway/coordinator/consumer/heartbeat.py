@@ -214,7 +214,7 @@ def proceed(
 ) -> ConsumerMember:
     """Apply a request that reports `owned` to the group and return the member after it. The member may be about to
     take over `doubted` partitions in spite of its report."""
-    # A member that joins again under its id has lost what it had, and may no longer commit for it.
+    # A member that joins again under its id has lost its partitions, and may no longer commit for them.
     draft.put(member, HandoffEnd.SOURCE_LEFT if member.member_epoch == JOIN_EPOCH else HandoffEnd.ACKNOWLEDGED)
     is_other = before is None or subscription_of(before) != subscription_of(member)
     target_is_old = draft.group_epoch > draft.assignment_epoch

@@ -50,7 +50,7 @@ UPGRADES = frozenset({MigrationPolicy.BIDIRECTIONAL, MigrationPolicy.UPGRADE})
 DOWNGRADES = frozenset({MigrationPolicy.BIDIRECTIONAL, MigrationPolicy.DOWNGRADE})
 
 SWITCH_ASSIGNOR = "Please refer to the documentation or switch to a default assignor before re-attempting the upgrade."
-"""Upstream's words: its own tests compare them."""
+"""Upstream's wording, because upstream's tests compare it."""
 
 CLASSIC = "classic"
 CONSUMER = "consumer"

@@ -57,7 +57,7 @@ def difference(left: Partitions, right: Partitions) -> Partitions:
 
 
 def intersection(left: Partitions, right: Partitions) -> Partitions:
-    """Return the partitions in both; `left` itself if `right` has all of them."""
+    """Return the partitions that are in both; return `left` itself if `right` has all of its partitions."""
     if contains(right, left):
         return left
     common: dict[UUID, frozenset[int]] = {}
@@ -79,7 +79,7 @@ def contains(whole: Partitions, part: Partitions) -> bool:
 
 
 def only_topics(held: Partitions, topic_ids: frozenset[UUID]) -> Partitions:
-    """Return the partitions of these topics; `held` itself if all of them are."""
+    """Return those of the partitions that belong to the topics; return `held` itself if all of them do."""
     if topic_ids.issuperset(held):
         return held
     return {topic_id: indexes for topic_id, indexes in held.items() if topic_id in topic_ids}

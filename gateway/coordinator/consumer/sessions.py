@@ -44,7 +44,7 @@ class Deadlines(Mapping[MemberId, int]):
         return self._with(at, {**self.buckets[at], member_id: at_ms})
 
     def without(self, member_id: MemberId) -> Deadlines:
-        """Return the same deadlines without the member's, if it had one."""
+        """Return the deadlines without the member's. Return the same object if the member had none."""
         at = hash(member_id) % BUCKETS
         bucket = self.buckets[at]
         if member_id not in bucket:

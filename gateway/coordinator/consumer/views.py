@@ -28,7 +28,7 @@ class DescribedConsumer:
 
 @dataclass(frozen=True, slots=True)
 class DescribedConsumerGroup:
-    """A consumer group as ConsumerGroupDescribe shows it."""
+    """A consumer group with the fields of ConsumerGroupDescribe."""
 
     group_id: str
     state: GroupState

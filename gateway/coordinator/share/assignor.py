@@ -29,7 +29,7 @@ class Reader:
 
 
 class _Draft:
-    """The partitions given so far, and how many members read each of them."""
+    """The partitions assigned so far, with the number of members that read each of them."""
 
     def __init__(self, readers: Mapping[MemberId, Reader], counts: Mapping[UUID, int]) -> None:
         self.readers, self.counts = readers, counts

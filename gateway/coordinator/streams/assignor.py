@@ -17,7 +17,7 @@ from gateway.coordinator.streams.tasks import NO_TASKS, Task, Tasks
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A member as the assignor sees it."""
+    """A member from the assignor's view."""
 
     process_id: str
     last: Tasks = NO_TASKS

@@ -171,7 +171,7 @@ def _join(
 
 
 def _check_owned(group: StreamsGroup, event: StreamsGroupHeartbeat) -> None:
-    """Raise KafkaError if a reported task does not exist, once the tasks are known."""
+    """Raise KafkaError if a reported task does not exist. Do nothing as long as the group's tasks are unknown."""
     if group.configured is None or not group.configured.is_ready or event.owned is None:
         return
     counts = group.configured.task_counts

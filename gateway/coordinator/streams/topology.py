@@ -35,7 +35,7 @@ MAX_TASKS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """An internal topic as the topology wants it."""
+    """An internal topic with the properties that the topology demands."""
 
     name: str
     partitions: int = 0
@@ -211,7 +211,7 @@ class _Flow:
     """A subtopology while its number of tasks becomes known."""
 
     width: int
-    """Most partitions of any source whose number is known; 0 if no number is known."""
+    """The largest number of partitions among those sources whose number is known; 0 if all are unknown."""
     unknown: int
     """Number of its sources that are open."""
     sinks: tuple[str, ...]

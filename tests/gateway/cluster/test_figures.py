@@ -37,6 +37,7 @@ def test_figures_that_do_not_fit_a_notification_lose_their_zeros_first():
         '[1, {"a": {"b": true}}]',
         '[1, {"a": {"b": NaN}}]',
         '[1, {"a": {"b": 1e999}}]',
+        '[1, {"a": {"b": 1' + 400 * "0" + "}}]",
         "[" * 4_000,
         json.dumps([1, {"a": {str(number): 1 for number in range(501)}}]),
     ],

@@ -18,6 +18,7 @@ from protocol.errors import ErrorCode
 from protocol.messages.fetch import EpochEndOffset, FetchPartition, FetchRequest, FetchTopic, PartitionData
 from storage.errors import StorageUnavailable
 from storage.types import Partition, PartitionKey, PartitionState, ReadResult, Topic
+from tests.steps.waiting import until
 
 TOPIC, KEY = UUID(int=1), PartitionKey(7)
 EPOCH, END = 5, 10
@@ -26,12 +27,28 @@ BEGAN = [(3, 4), (EPOCH, 8)]
 WITHIN_S = 10
 
 
-def context(*, storage: bool = True) -> Any:
+def topic_of(topic_id: UUID, key: PartitionKey) -> Topic:
+    return Topic(topic_id, "t", internal=False, configs={}, partitions=(Partition(0, key, EPOCH, None, topic_id, 1),))
+
+
+def append(tail: Tail, key: PartitionKey, offset: int) -> None:
+    tail.record_append(
+        key,
+        base_offset=offset,
+        last_offset=offset,
+        records=b"a batch",
+        log_start_offset=0,
+        leader_epoch=EPOCH,
+        now_s=asyncio.get_running_loop().time(),
+    )
+
+
+def context(*, storage: bool = True, version: int = 17) -> Any:
     tail = Tail(2**20)
     now_s = asyncio.get_running_loop().time()
     state = PartitionState(0, END, END, EPOCH, 100)
     tail.observe(KEY, state, now_s)
-    topic = Topic(TOPIC, "t", internal=False, configs={}, partitions=(Partition(0, KEY, EPOCH, None, TOPIC, 1),))
+    topic = topic_of(TOPIC, KEY)
 
     async def known(asked: object) -> None:
         """Postgres is not queried."""
@@ -48,6 +65,7 @@ def context(*, storage: bool = True) -> Any:
         authorizer=None,
         internal_logs=None,
         catalog=SimpleNamespace(
+            get={topic.name: topic}.get,
             get_by_id={TOPIC: topic}.get,
             resolve_all=known,
             resolve_all_ids=known,
@@ -57,13 +75,23 @@ def context(*, storage: bool = True) -> Any:
         log=SimpleNamespace(read=read),
         idle_owners=None,
         marks=None,
+        metrics=SimpleNamespace(count_topic_bytes_out=lambda _topic, _bytes: None),
         tail=tail,
     )
     connection = ConnectionInfo("connection", "/127.0.0.1")
-    return SimpleNamespace(services=services, connection=connection, api_key=ApiKey.FETCH, version=17, client_id="c")
+    return SimpleNamespace(
+        services=services, connection=connection, api_key=ApiKey.FETCH, version=version, client_id="c"
+    )
 
 
-async def fetched(offset: int, last_fetched_epoch: int, *, max_wait_ms: int = 600_000, storage: bool = True):
+async def fetched(
+    offset: int,
+    last_fetched_epoch: int,
+    *,
+    max_wait_ms: int = 600_000,
+    storage: bool = True,
+    within: Any = None,
+) -> PartitionData:
     part = FetchPartition(
         partition=0,
         current_leader_epoch=EPOCH,
@@ -72,10 +100,10 @@ async def fetched(offset: int, last_fetched_epoch: int, *, max_wait_ms: int = 60
         partition_max_bytes=2**20,
     )
     request = FetchRequest(
-        max_wait_ms=max_wait_ms, min_bytes=1, topics=(FetchTopic(topic_id=TOPIC, partitions=(part,)),)
+        max_wait_ms=max_wait_ms, min_bytes=1, topics=(FetchTopic(topic="t", topic_id=TOPIC, partitions=(part,)),)
     )
     async with asyncio.timeout(WITHIN_S):
-        answer = await fetch(request, context(storage=storage))
+        answer = await fetch(request, within or context(storage=storage))
     (found,) = answer.responses[0].partitions
     assert isinstance(found, PartitionData)
     return found
@@ -116,3 +144,42 @@ async def test_divergence_is_not_reported_without_postgres() -> None:
     part = await fetched(END, 3, storage=False)
     assert part.error_code != ErrorCode.NONE
     assert part.diverging_epoch == EpochEndOffset()
+
+
+async def test_append_during_the_look_at_ended_epochs_wakes_the_fetch() -> None:
+    """A reader at the end of the log names an ended epoch until the next record comes."""
+    services = (known := context()).services
+    asked = asyncio.Event()
+
+    async def epochs(keys: Iterable[PartitionKey]) -> dict[PartitionKey, list[tuple[int, int]]]:
+        if not asked.is_set():
+            asked.set()
+            append(services.tail, KEY, END)
+        return {key: [(3, 4), (EPOCH, END)] for key in keys}
+
+    services.history.epochs = epochs
+    part = await fetched(END, 3, within=known)
+    assert asked.is_set()
+    assert part.high_watermark == END + 1
+    assert part.records
+
+
+async def test_append_to_a_topic_made_anew_wakes_the_fetch_that_waited_for_the_former() -> None:
+    anew, key = UUID(int=2), PartitionKey(8)
+    services = (known := context(version=12)).services
+    tail: Tail = services.tail
+    fetching = asyncio.create_task(fetched(END, -1, within=known))
+    await until(lambda: tail.parked_count == 1)
+
+    looked = asyncio.Event()
+
+    def get(_name: str) -> Topic:
+        looked.set()
+        return topic_of(anew, key)
+
+    services.catalog.get = get
+    tail.observe(key, PartitionState(0, END, END, EPOCH, 100), asyncio.get_running_loop().time())
+    tail.forget(KEY)
+    await looked.wait()
+    append(tail, key, END)
+    assert (await fetching).high_watermark == END + 1
