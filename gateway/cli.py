@@ -13,6 +13,19 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gateway.commands import (
+    add_acls,
+    add_cluster,
+    add_configs,
+    add_consume,
+    add_context,
+    add_groups,
+    add_produce,
+    add_quotas,
+    add_top,
+    add_topics,
+    add_transactions,
+)
 from gateway.commands.parsing import Parser
 from gateway.config.suggestions import did_you_mean
 
@@ -64,8 +77,6 @@ def _healthcheck(parser: argparse.ArgumentParser) -> None:
 
 
 def _groups(parser: argparse.ArgumentParser) -> None:
-    from gateway.commands import add_groups
-
     add_groups(parser, _history)
 
 
@@ -77,70 +88,10 @@ def _history(parser: argparse.ArgumentParser) -> None:
     add_history(parser, settings_of)
 
 
-def _topics(parser: argparse.ArgumentParser) -> None:
-    from gateway.commands import add_topics
-
-    add_topics(parser)
-
-
-def _cluster(parser: argparse.ArgumentParser) -> None:
-    from gateway.commands import add_cluster
-
-    add_cluster(parser)
-
-
-def _acls(parser: argparse.ArgumentParser) -> None:
-    from gateway.commands import add_acls
-
-    add_acls(parser)
-
-
-def _quotas(parser: argparse.ArgumentParser) -> None:
-    from gateway.commands import add_quotas
-
-    add_quotas(parser)
-
-
-def _configs(parser: argparse.ArgumentParser) -> None:
-    from gateway.commands import add_configs
-
-    add_configs(parser)
-
-
-def _context(parser: argparse.ArgumentParser) -> None:
-    from gateway.commands import add_context
-
-    add_context(parser)
-
-
 def _completion(parser: argparse.ArgumentParser) -> None:
     from gateway.commands.completion import add_completion
 
     add_completion(parser, parsers)
-
-
-def _produce(parser: argparse.ArgumentParser) -> None:
-    from gateway.commands import add_produce
-
-    add_produce(parser)
-
-
-def _top(parser: argparse.ArgumentParser) -> None:
-    from gateway.commands import add_top
-
-    add_top(parser)
-
-
-def _consume(parser: argparse.ArgumentParser) -> None:
-    from gateway.commands import add_consume
-
-    add_consume(parser)
-
-
-def _transactions(parser: argparse.ArgumentParser) -> None:
-    from gateway.commands import add_transactions
-
-    add_transactions(parser)
 
 
 def _nodes(parser: argparse.ArgumentParser) -> None:
@@ -213,16 +164,16 @@ COMMANDS: dict[str, tuple[_Command, ...]] = {
         _Command("config", "show each option's value and origin", _config),
     ),
     "Ask a broker (--bootstrap HOST:PORT)": (
-        _Command("topics", "topics: list, describe, create, alter, add-partitions, delete, tail", _topics),
+        _Command("topics", "topics: list, describe, create, alter, add-partitions, delete, tail", add_topics),
         _Command("groups", "consumer groups: list, describe, lag, reset-offsets, delete", _groups),
-        _Command("transactions", "transactions: list, describe, abort", _transactions),
-        _Command("produce", "append the lines of stdin to a topic", _produce),
-        _Command("consume", "print the records of a topic", _consume),
-        _Command("top", "lag of groups and rates of topics, live", _top),
-        _Command("configs", "settings of topics, brokers and groups: describe, alter", _configs),
-        _Command("acls", "permissions of principals: list, add, remove", _acls),
-        _Command("quotas", "limits of users, client ids and addresses: list, set, remove", _quotas),
-        _Command("cluster", "the cluster: its id, controller and nodes", _cluster),
+        _Command("transactions", "transactions: list, describe, abort", add_transactions),
+        _Command("produce", "append the lines of stdin to a topic", add_produce),
+        _Command("consume", "print the records of a topic", add_consume),
+        _Command("top", "lag of groups and rates of topics, live", add_top),
+        _Command("configs", "settings of topics, brokers and groups: describe, alter", add_configs),
+        _Command("acls", "permissions of principals: list, add, remove", add_acls),
+        _Command("quotas", "limits of users, client ids and addresses: list, set, remove", add_quotas),
+        _Command("cluster", "the cluster: its id, controller and nodes", add_cluster),
         _Command("healthcheck", "do an ApiVersions round trip; exit code 0 or 1", _healthcheck),
     ),
     "Move data": (_Command("mirror", "copy topics and group offsets from a Kafka cluster", _mirror),),
@@ -236,7 +187,7 @@ COMMANDS: dict[str, tuple[_Command, ...]] = {
         _Command("restore", "make an empty data directory what a backup was", _restore),
     ),
     "Set up the command line": (
-        _Command("context", "named clusters: list, show, set, use, delete", _context),
+        _Command("context", "named clusters: list, show, set, use, delete", add_context),
         _Command("completion", "print a script that completes commands in bash, zsh or fish", _completion),
     ),
     "Look things up": (

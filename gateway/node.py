@@ -24,12 +24,7 @@ from gateway.building.background import build_background
 from gateway.building.cluster import ClusterPart, build_cluster
 from gateway.building.database import DatabasePart, wait_for_locks
 from gateway.building.groups import GroupPart, build_groups
-from gateway.building.listeners import (
-    Listeners,
-    build_sasl,
-    connections_from,
-    look_for_itself,
-)
+from gateway.building.listeners import Listeners, build_sasl, connections_from, look_for_itself
 from gateway.building.log import LogPart, build_log
 from gateway.building.readers import SharePart, build_share, build_transactions
 from gateway.building.renewal import INTERVAL_MS as RENEWAL_INTERVAL_MS

@@ -168,5 +168,5 @@ def _counted_fields(struct_type: type[Any]) -> tuple[tuple[str, bool, bool], ...
 
 
 def encode_response(message: Any, version: int) -> list[Buffer]:
-    """`encode`, named for the server's direction."""
+    """Encode a response. The same as `encode`, under a name that says what servers send."""
     return encode(message, version)

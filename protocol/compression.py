@@ -105,8 +105,8 @@ def room(size: int, scratch: memoryview | None = None) -> memoryview:
 
 
 def _lz4_blocks(payload: memoryview, output: memoryview) -> memoryview | None:
-    """The blocks of a usual frame, one by one: the codec's decoder of frames makes buffers of its own for each frame.
-    None where anything is unusual, damaged or too large: that decoder is asked then."""
+    """Decode a usual frame block by block, because the codec's decoder of frames allocates buffers for each frame.
+    Return None if the frame is unusual, damaged or too large: the caller then uses that decoder."""
     if bytes(payload[: len(_LZ4_HEAD)]) != _LZ4_HEAD:
         return None
     position, written, end = len(_LZ4_HEAD), 0, len(payload)

@@ -381,12 +381,11 @@ def _value(field: Field, version: int, *, compact: bool, nullable: bool) -> Cons
             return _numbers[name]
 
 
-def parse(message_type: type[M], version: int, buffer: Buffer, position: int = 0) -> tuple[M, int]:
-    """Return the message at `position`, and the position at which it ends. Raise ProtocolError if the bytes are no
-    message.
+def parse(message_type: type[M], version: int, buffer: Buffer) -> tuple[M, int]:
+    """Return the message that the buffer begins with, and the position at which it ends. Raise ProtocolError if the
+    bytes are no message.
     """
     stream = io.BytesIO(buffer)
-    stream.seek(position)
     try:
         return grammar(message_type, version).parse_stream(stream), stream.tell()
     except ConstructError as error:

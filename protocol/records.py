@@ -139,23 +139,23 @@ class Record:
 # --- head ---------------------------------------------------------------------------------------------------------
 
 
-def magic_of(buffer: Buffer, position: int = 0) -> int:
+def magic_of(buffer: Buffer) -> int:
     """The magic byte, which all three formats keep at the same place; a magic 0 or 1 message may be under 61 bytes."""
-    if len(buffer) <= position + 16:
+    if len(buffer) <= 16:
         raise ProtocolError("record batch ends before its magic byte")
-    return buffer[position + 16]
+    return buffer[16]
 
 
-def read_head(buffer: Buffer, position: int = 0) -> BatchHead:
-    """Read the head of the batch at `position`. Raise ProtocolError if the batch (not only its head) does not lie in
-    the buffer.
+def read_head(buffer: Buffer) -> BatchHead:
+    """Read the head of the batch at the buffer's beginning. Raise ProtocolError if the batch (not only its head) does
+    not lie in the buffer.
 
     The magic is not judged here: callers answer with different errors for an old format and for torn bytes.
     """
-    available = len(buffer) - position
-    if position < 0 or available < HEAD_BYTES:
-        raise ProtocolError(f"record batch of {max(available, 0)} bytes is shorter than its head")
-    head = BatchHead._make(_HEAD.unpack_from(buffer, position))
+    available = len(buffer)
+    if available < HEAD_BYTES:
+        raise ProtocolError(f"record batch of {available} bytes is shorter than its head")
+    head = BatchHead._make(_HEAD.unpack_from(buffer))
     if head.batch_length < HEAD_BYTES - LENGTH_END or head.batch_length > available - LENGTH_END:
         raise ProtocolError(f"record batch length {head.batch_length} does not fit {available} bytes")
     return head

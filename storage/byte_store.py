@@ -41,7 +41,7 @@ class ByteStore(Protocol):
 
     @property
     def location(self) -> str:
-        """The place as the person who started the node gave it."""
+        """The place in the spelling of the setting."""
         ...
 
     @property

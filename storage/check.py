@@ -6,7 +6,7 @@ repairs nothing. The only thing it may remove is a file that the index has never
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from storage.byte_store import ByteStore
@@ -51,7 +51,6 @@ async def check(
     store: ByteStore | None,
     *,
     repair: bool = False,
-    progress: Callable[[CheckReport], None] = lambda _: None,
 ) -> CheckReport:
     """Walk the index in bounded statements. With `repair`, delete files and objects that are not registered.
 
@@ -67,27 +66,7 @@ async def check(
         assert store is not None
         raise unusable(store.location, error) from error
     try:
-        key, offset = 0, -1
-        previous: Chunk | None = None
-        while True:
-            rows = await database.cold.fetch(statement("chunks_to_check"), key, offset, CHUNKS_PER_STATEMENT)
-            chunks = [chunk_of(row) for row in rows]
-            for chunk in chunks:
-                if (
-                    previous is not None
-                    and previous.partition_key == chunk.partition_key
-                    and chunk.base_offset <= previous.last_offset
-                ):
-                    report.wrong.append(
-                        f"partition {chunk.partition_key}: chunks overlap at offset {chunk.base_offset}"
-                    )
-                previous = chunk
-            for piece in _pieces(chunks):
-                await _check_bytes(database, reader, piece, report)
-                progress(report)
-            if len(rows) < CHUNKS_PER_STATEMENT:
-                break
-            key, offset = chunks[-1].partition_key, chunks[-1].base_offset
+        await _check_chunks(database, reader, report)
     finally:
         reader.close()
     for row in await database.cold.fetch(statement("partitions_to_check")):
@@ -108,6 +87,27 @@ async def check(
         else:
             report.wrong += [f"{store.name(object_id)}: the index does not know this file" for object_id in unknown]
     return report
+
+
+async def _check_chunks(database: Database, reader: ChunkReader, report: CheckReport) -> None:
+    key, offset = 0, -1
+    previous: Chunk | None = None
+    while True:
+        rows = await database.cold.fetch(statement("chunks_to_check"), key, offset, CHUNKS_PER_STATEMENT)
+        chunks = [chunk_of(row) for row in rows]
+        for chunk in chunks:
+            if (
+                previous is not None
+                and previous.partition_key == chunk.partition_key
+                and chunk.base_offset <= previous.last_offset
+            ):
+                report.wrong.append(f"partition {chunk.partition_key}: chunks overlap at offset {chunk.base_offset}")
+            previous = chunk
+        for piece in _pieces(chunks):
+            await _check_bytes(database, reader, piece, report)
+        if len(rows) < CHUNKS_PER_STATEMENT:
+            break
+        key, offset = chunks[-1].partition_key, chunks[-1].base_offset
 
 
 async def _remove(store: ByteStore, object_ids: Sequence[int]) -> None:

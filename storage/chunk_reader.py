@@ -44,7 +44,7 @@ class ChunkReader:
         self._threads: ThreadPoolExecutor | None = None
 
     async def batches_uncached(self, chunks: Sequence[Chunk]) -> Results:
-        """Do the same without caching, and verify inline bytes too. Movers and checkers use this."""
+        """Read chunks without caching them, and verify inline bytes, too. Movers and checkers use this."""
         return await self._read(chunks, keep=False)
 
     async def batches(self, chunks: Sequence[Chunk]) -> Results:

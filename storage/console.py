@@ -20,9 +20,9 @@ Loaded = dict[str, Any]
 """One row: column to value, with Kafka's strings restored."""
 
 MAX_ROWS = 20_000
-"""Most rows of one kind that a timeline reads."""
+"""Maximal number of rows of one kind that a timeline reads."""
 MAX_ROWS_BEFORE = 5_000
-"""Most rows before a timeline that are read to find who owned what at its beginning."""
+"""Maximal number of rows before a timeline that are read to find who owned what at its beginning."""
 LAG_ROWS = 100_000
 """The newest numbers of the journal among which the history of lag is read."""
 
@@ -53,7 +53,7 @@ class ConsoleStore:
         return await self._pool.fetch_value(statement("console_position"))
 
     async def group_position(self, group_id: str) -> tuple[int | None, ...]:
-        """Return what changes whenever the timeline of a group does."""
+        """Return values of which at least one changes whenever the timeline of the group does."""
         row = await self._pool.fetch_row(statement("console_group_position"), stored(group_id))
         assert row is not None
         return tuple(row.values())
@@ -75,11 +75,11 @@ class ConsoleStore:
         rows = await self._pool.fetch(statement("console_refusals"), since_ms, limit)
         return {loaded(row["group_id"]): row["refused"] for row in rows}
 
-    async def stretch(self, group_id: str, from_ms: int, to_ms: int, max_rows: int = MAX_ROWS) -> Stretch:
-        """Read the journal of a group between two times (Unix ms), at most `max_rows` rows of each kind."""
+    async def stretch(self, group_id: str, from_ms: int, to_ms: int) -> Stretch:
+        """Read the journal of a group between two times (Unix ms), at most MAX_ROWS rows of each kind."""
         key = stored(group_id)
         names = ("console_events", "console_ownership", "console_handoffs", "console_group_refusals")
-        rows = [await self._pool.fetch(statement(name), key, from_ms, to_ms, max_rows) for name in names]
+        rows = [await self._pool.fetch(statement(name), key, from_ms, to_ms, MAX_ROWS) for name in names]
         before = await self._pool.fetch(statement("console_ownership_before"), key, from_ms, MAX_ROWS_BEFORE)
         member_ids = {row["member_id"] for row in (*rows[0], *rows[1], *before) if row["member_id"]}
         for row in rows[2]:
@@ -91,7 +91,7 @@ class ConsoleStore:
             await asyncio.to_thread(_loaded, each[::-1]) for each in (*rows, before)
         ]
         members = {str(row["member_id"]): row for row in _loaded(named)}
-        is_cut = any(len(each) == max_rows for each in rows)
+        is_cut = any(len(each) == MAX_ROWS for each in rows)
         return Stretch(events, ownership, earlier, handoffs, refusals, members, is_cut)
 
     async def lag_history(self, group_id: str, from_ms: int, to_ms: int, limit: int) -> list[Loaded]:

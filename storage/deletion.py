@@ -195,7 +195,7 @@ class _Turn:
         return False
 
     async def remove_chunks(self, key: PartitionKey) -> bool:
-        """Do the same for chunks, and count them."""
+        """Remove the partition's chunks in the same steps, and count them."""
         while not self.is_over:
             (row,) = await self.rows("delete_chunks", key, self._steps.chunks)
             self.batches += row["batch_count"]

@@ -33,14 +33,7 @@ import structlog
 
 from storage.embedded_account import Account, own_account
 from storage.embedded_settings import SERVER_SETTINGS, configuration
-from storage.embedded_socket import (
-    LOCK_NAME,
-    SOCKET_NAME,
-    USER,
-    running_url,
-    socket_directory,
-    socket_url,
-)
+from storage.embedded_socket import LOCK_NAME, SOCKET_NAME, USER, running_url, socket_directory, socket_url
 from storage.postgres_programs import EmbeddedPostgresError, Programs, fatal_line, find_programs, last_line
 from storage.private_files import (
     give_tree,

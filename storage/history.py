@@ -38,14 +38,15 @@ class HistoryStore:
     """The history of one database, as this process knows it."""
 
     def __init__(self, database: Database, directory: Path | None = None) -> None:
-        """`directory` holds the bytes of the log, if there is one."""
+        """`directory` holds the log's segment files; None: the records lie elsewhere."""
         self._database = database
         self._directory = directory
         self._remembered: Known | None = None
         self._guard: HistoryGuard = database.guard
         self.history = NEVER_SEEN
         self._put_back = NEVER_SEEN
-        """Number of the history that another run of a node has seen to continue, although it has not."""
+        """Number of the history of which an earlier run of a node had seen more than the restored database now holds.
+        """
 
     async def changed(self) -> None:
         """Wait until a connection has found another history."""
@@ -103,7 +104,9 @@ class HistoryStore:
             await asyncio.shield(connection.close())
 
     async def remember(self, node_id: int) -> None:
-        """Keep what is known for the next run of this node, if it is more than before. Raise StorageError."""
+        """Store what this process knows about the history for the node's next run, if it is more than stored before.
+        Raise StorageError.
+        """
         known, identity = self._guard.known(), self._guard.identity
         if self._directory is None or identity is None or known == self._remembered:
             return

@@ -222,22 +222,13 @@ class LogStore:
         because of its age."""
         buffers = [buffer for candidate in range(len(group.candidates)) for buffer in group.buffers(candidate)]
         while True:
-            segment = await segments.take(group.size_bytes)
-            position = segment.reserve(group.size_bytes)
-            written = segments.write(segment, buffers, position)
             try:
-                await asyncio.shield(written)
-                decided, outcomes = await self._decide(group, wait=wait, object_id=segment.object_id, position=position)
+                async with segments.written(buffers, group.size_bytes) as (segment, position):
+                    decided, outcomes = await self._decide(
+                        group, wait=wait, object_id=segment.object_id, position=position
+                    )
             except OSError as error:
                 raise StorageUnavailable(f"the log's directory cannot be written: {error}") from error
-            finally:
-                # A thread uses the caller's bytes until it has written them.
-                if not written.done():
-                    await asyncio.wait([written])
-                if written.exception() is not None:
-                    segments.drop(segment)
-                else:
-                    segments.give_back(segment)
             if not decided["sealed"]:
                 return decided, outcomes
             segments.retire(segment)

@@ -31,7 +31,7 @@ class MirrorRefusal(Enum):
     WRITTEN = "written"
     """The log does not end where the mirror left it: a client or another mirror has appended."""
     LEADER_EPOCH = "leader_epoch"
-    """The partition has another leader epoch than the batches; `begin` returns the present one."""
+    """The partition's leader epoch differs from the batches' epoch; `begin` returns the present one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,23 +166,13 @@ class Mover:
 
     async def _to_segment(self, writers: SegmentWriters, copied: _Copied, lease: CoordinatorLease | None) -> int:
         size_bytes = sum(run.size_bytes for run, _ in copied)
-        segment = await writers.take(size_bytes)
-        position = segment.reserve(size_bytes)
-        written = writers.write(segment, [batch.records for _, batches in copied for batch in batches], position)
+        buffers = [batch.records for _, batches in copied for batch in batches]
         try:
-            await asyncio.shield(written)
+            async with writers.written(buffers, size_bytes) as (segment, position):
+                refusal, moved_bytes = await self._name(copied, segment.object_id, position, None, lease)
         except OSError as error:
             logger.warning("records could not be moved", reason=str(error))
             return 0
-        finally:
-            # A cancelled caller waits too: a thread holds the segment until it has written.
-            if not written.done():
-                await asyncio.wait([written])
-            if written.exception() is not None:
-                writers.drop(segment)
-            else:
-                writers.give_back(segment)
-        refusal, moved_bytes = await self._name(copied, segment.object_id, position, None, lease)
         if refusal == "sealed":
             writers.retire(segment)
         return moved_bytes
@@ -324,7 +314,7 @@ def _pieces(runs: Iterable[_Run], sizes: Sizes) -> Iterator[list[_Run]]:
 
 
 def _evenly(found: Iterable[_Run], sizes: Sizes) -> list[list[_Run]]:
-    """Return what becomes one object each; no object is much smaller than the others."""
+    """Return groups of chunks, each of which becomes one object. The sizes of the objects are similar."""
     runs = list(found)
     total_bytes = sum(run.size_bytes for run in runs)
     count = max(1, round(total_bytes / sizes.object_bytes))

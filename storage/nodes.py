@@ -196,7 +196,7 @@ class NodeStore:
         await self._pool.fetch(statement("tell_figures"), payload)
 
     async def withdraw(self, node_id: NodeId) -> None:
-        """End the registration; no effect if another process has it."""
+        """End the registration. Do nothing if another process has replaced it."""
         await self._pool.fetch(statement("withdraw_node"), node_id, self.incarnation(node_id))
 
     async def unregister(self, node_id: NodeId) -> Unregistered:

@@ -44,7 +44,7 @@ READ_DEADLINE_S = 10.0
 WRITE_DEADLINE_S = 120.0
 """Deadline for writing an object, listing, or removing."""
 AWAY_S = 1.0
-"""How long a store that did not answer a read is left alone."""
+"""How long no further read is sent to a store that did not answer one."""
 
 _CLIENT: ClientConfig = {"connect_timeout": timedelta(seconds=3), "timeout": timedelta(seconds=60)}
 _RETRIES: RetryConfig = {
@@ -67,10 +67,9 @@ class ObjectStore:
 
     listing_interval_s = 600.0
 
-    def __init__(self, url: str, bucket: Bucket, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, url: str, bucket: Bucket) -> None:
         self._url = url
         self._bucket = bucket
-        self._monotonic = monotonic
         self._cache = BlockCache(self._fetch)
         self._threads = ThreadPoolExecutor(LOOKERS, thread_name_prefix="object-reader")
         self._away_until = 0.0
@@ -170,7 +169,7 @@ class ObjectStore:
         self._threads.shutdown(wait=False)
 
     async def _fetch(self, object_id: int, start: int, end: int) -> tuple[memoryview, int]:
-        if self._monotonic() < self._away_until:
+        if time.monotonic() < self._away_until:
             raise StoreAwayError(self._away_why)
         try:
             async with asyncio.timeout(READ_DEADLINE_S):
@@ -185,7 +184,7 @@ class ObjectStore:
             if _RANGE_REFUSED in str(refused):
                 return memoryview(b""), start
             error = refused
-        self._away_until = self._monotonic() + AWAY_S
+        self._away_until = time.monotonic() + AWAY_S
         self._away_why = str(error)
         raise error
 
@@ -222,7 +221,7 @@ def _as_os_errors() -> Generator[None]:
 
 
 def _one_line(error: BaseException) -> str:
-    """Return what went wrong without the trace and the XML page around it."""
+    """Return the error's text without the trace and the XML page around it."""
     said = str(error).partition("\n\nDebug source")[0]
     code = re.search(r"<Code>([^<]*)</Code>", said)
     said = re.sub(r"<\?xml.*|<!DOCTYPE.*|<html.*", "", said, flags=re.DOTALL | re.IGNORECASE)

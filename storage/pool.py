@@ -123,7 +123,7 @@ def _translated(error: Exception) -> StorageError:
 
 @asynccontextmanager
 async def translated_errors() -> AsyncGenerator[None, None]:
-    """Raise storage errors in place of asyncpg's and the socket's; a timeout is an OSError too."""
+    """Raise storage errors in place of the errors of asyncpg and of the socket. A timeout is an OSError, too."""
     try:
         yield
     except (*_CONNECTION_ERRORS, asyncpg.PostgresError) as error:

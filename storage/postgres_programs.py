@@ -24,7 +24,7 @@ SYSTEM_DIRECTORIES: tuple[tuple[str, str], ...] = (
     ("/usr", "pgsql-*/bin"),
     ("/opt/homebrew/opt", "postgresql@*/bin"),
 )
-"""Places in which Debian, Fedora and Homebrew install them."""
+"""Directories in which Debian, Fedora and Homebrew install Postgres' programs."""
 NEEDED = ("postgres", "initdb")
 VERSION_SECONDS = 10.0
 

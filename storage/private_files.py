@@ -21,18 +21,19 @@ class ForeignFileError(OSError):
     """A directory contains an entry that must not be given to another account."""
 
 
-def make_directory(directory: Path, mode: int = DIRECTORY_MODE) -> bool:
-    """Create the directory with `mode` under any umask; return whether it is new. An existing one stays as it is."""
+def make_directory(directory: Path) -> bool:
+    """Create the directory, readable to this account alone under any umask. Return whether it is new. An existing one
+    stays as it is."""
     try:
-        directory.mkdir(mode)
+        directory.mkdir(DIRECTORY_MODE)
     except FileNotFoundError:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        directory.mkdir(mode)
+        directory.mkdir(DIRECTORY_MODE)
     except FileExistsError:
         if not directory.is_dir():
             raise
         return False
-    directory.chmod(mode)
+    directory.chmod(DIRECTORY_MODE)
     return True
 
 
@@ -81,7 +82,7 @@ def write_file(path: Path, content: bytes, owner: tuple[int, int] | None = None)
 
 
 def create_file(path: Path) -> int:
-    """Open a descriptor that writes a new file at `path`, in place of an existing one."""
+    """Open a descriptor for a new file at `path`. It replaces an existing file."""
     with opened_directory(path.parent) as directory_fd:
         return _create(path.name, directory_fd)
 

@@ -13,7 +13,7 @@ class Roles:
     """The roles of a node (upstream: `process.roles`), and the listeners on which it answers as a controller."""
 
     is_broker: bool = True
-    """True if the node leads partitions and coordinates groups, and clients may use it."""
+    """True if the node leads partitions, coordinates groups and serves clients."""
     is_controller: bool = True
     """True if the node does background work that one node does for all."""
     controller_listeners: tuple[str, ...] = ()

@@ -88,7 +88,9 @@ class Roller:
         self._monotonic = monotonic
         self._listed_at: float | None = None
         self._ends: dict[int, tuple[int, float]] = {}
-        """Sealed segments whose writer did not say their size → where their last chunk ended, and when that was."""
+        """Maps each sealed segment whose writer did not report its size to the end of its last known chunk, and to the
+        time when that end was read.
+        """
 
     async def close(self) -> None:
         await self._mover.close()
@@ -306,7 +308,7 @@ def _thin(alive_bytes: Mapping[int, int], sealed: Mapping[int, int | None], foun
 
 
 def _small(alive_bytes: Mapping[int, int], worn: frozenset[int], sizes: Sizes) -> frozenset[int]:
-    """Return the small objects, if together they make a large one, or a larger one."""
+    """Return the small objects if there are many of them, or if they fill a large one together."""
     small = frozenset(
         object_id
         for object_id, size_bytes in alive_bytes.items()

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 
 import structlog
 
@@ -32,7 +32,9 @@ MAX_AGE_S = 600.0
 MAX_WRITERS = 32
 
 Owner = Callable[[], Registration | None]
-"""Returns the registration of this process' node; None: other nodes seal its objects because of their age alone."""
+"""Returns the registration of this process' node. None: other nodes seal the node's objects only when they are old
+enough.
+"""
 
 
 async def register_object(pool: Pool, owner: Owner) -> int:
@@ -42,51 +44,62 @@ async def register_object(pool: Pool, owner: Owner) -> int:
 
 
 class SegmentWriters:
-    """Hands out open segments. `take` and `give_back` surround each append."""
+    """Lends open segments to appends."""
 
     def __init__(
         self,
         database: Database,
         directory: SegmentDirectory,
         owner: Owner = unregistered,
-        *,
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database
         self._owner = owner
         self._directory = directory
-        self._monotonic = monotonic
         self._threads = ThreadPoolExecutor(MAX_WRITERS, thread_name_prefix="segment-writer")
         self._idle: list[OpenSegment] = []
         self._spare: asyncio.Task[OpenSegment] | None = None
         self._sealing: set[asyncio.Task[None]] = set()
 
-    async def take(self, size_bytes: int) -> OpenSegment:
-        """Return a segment with room for `size_bytes`. It belongs to the caller until it is given back or dropped.
-        Raise StorageUnavailable if Postgres or the directory cannot provide one."""
+    @asynccontextmanager
+    async def written(
+        self, buffers: Sequence[Buffer], size_bytes: int
+    ) -> AsyncGenerator[tuple[OpenSegment, int], None]:
+        """Write and sync the bytes off the event loop. Then lend the segment, with their position in it, to the block.
+
+        Raise OSError if the bytes cannot be written, StorageUnavailable if Postgres or the directory cannot provide a
+        segment.
+        """
+        segment = await self._take(size_bytes)
+        position = segment.reserve(size_bytes)
+        loop = asyncio.get_running_loop()
+        written = loop.run_in_executor(self._threads, segment.append, buffers, position)
+        try:
+            await asyncio.shield(written)
+            yield segment, position
+        finally:
+            # A cancelled caller waits too: a thread uses the segment and the bytes until it has written them.
+            if not written.done():
+                await asyncio.wait([written])
+            if written.exception() is not None:
+                self._drop(segment)
+            else:
+                self._idle.append(segment)
+
+    async def _take(self, size_bytes: int) -> OpenSegment:
         while self._idle:
             segment = self._idle.pop()
-            if segment.has_room(size_bytes) and self._monotonic() - segment.opened_at < MAX_AGE_S:
+            if segment.has_room(size_bytes) and time.monotonic() - segment.opened_at < MAX_AGE_S:
                 if self._spare is None and not segment.has_room(size_bytes + self._directory.segment_bytes // 2):
                     self._spare = asyncio.create_task(self._create(), name="spare segment")
                     self._spare.add_done_callback(_look_at)
                 return segment
-            self.drop(segment)
+            self._drop(segment)
         spare, self._spare = self._spare, None
         if spare is not None and not (spare.done() and (spare.cancelled() or spare.exception())):
             return await spare
         return await self._create()
 
-    def write(self, segment: OpenSegment, buffers: Sequence[Buffer], position: int) -> asyncio.Future[None]:
-        """Begin to write off the event loop. The future completes once the bytes are on disk."""
-        loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._threads, segment.append, buffers, position)
-
-    def give_back(self, segment: OpenSegment) -> None:
-        """Accept a segment back after a successful append."""
-        self._idle.append(segment)
-
-    def drop(self, segment: OpenSegment) -> None:
+    def _drop(self, segment: OpenSegment) -> None:
         """Give a segment up: no append uses it any more."""
         task = asyncio.create_task(self._seal(segment), name="seal segment")
         self._sealing.add(task)
@@ -97,7 +110,7 @@ class SegmentWriters:
         meantime, that append will find out and retire it."""
         if segment in self._idle:
             self._idle.remove(segment)
-            self.drop(segment)
+            self._drop(segment)
 
     async def close(self) -> None:
         """Seal the open segments. Appends in progress must have ended."""
@@ -107,7 +120,7 @@ class SegmentWriters:
             if not spare.cancelled() and spare.exception() is None:
                 self._idle.append(spare.result())
         while self._idle:
-            self.drop(self._idle.pop())
+            self._drop(self._idle.pop())
         if self._sealing:
             await asyncio.wait(self._sealing)
         self._threads.shutdown(wait=False)
@@ -126,7 +139,7 @@ class SegmentWriters:
             # The thread creates the file in any case.
             await asyncio.wait([made])
             if made.exception() is None:
-                self.drop(made.result())
+                self._drop(made.result())
             raise
 
     async def _seal(self, segment: OpenSegment) -> None:

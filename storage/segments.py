@@ -27,7 +27,7 @@ from storage.private_files import FILE_MODE, write_file
 SEGMENT_BYTES = 64 * 1024 * 1024
 READERS = 4
 READ_AHEAD_BYTES = 4 * 1024 * 1024
-"""How much the kernel is asked to read ahead behind a range, for readers that read in order."""
+"""Number of bytes behind a range that the kernel is asked to read ahead, for readers that read in order."""
 
 _MAX_BUFFERS = 1024
 """Linux' IOV_MAX."""
@@ -200,7 +200,7 @@ class SegmentDirectory:
         return await self._in_thread(lambda: look(self.read(object_id, ranges)))
 
     def forget(self, object_id: int | None) -> None:
-        """Do nothing, because nothing is cached here."""
+        """Do nothing, because segment files have no cache here."""
 
     async def remove(self, object_ids: Sequence[int]) -> None:
         def delete() -> None:

@@ -30,7 +30,7 @@ class ShareKey(NamedTuple):
 
 
 class StoredRange(NamedTuple):
-    """Consecutive records with the same state, right behind those of the range before."""
+    """Consecutive records with the same state. Each range begins directly behind the previous one."""
 
     length: int
     state: int
@@ -48,7 +48,7 @@ class ShareRow:
 
 
 class ShareStand(NamedTuple):
-    """Position of a group in a partition, as clients see it."""
+    """Position of a group in a partition, in the terms of the clients' APIs."""
 
     start_offset: int
     settled: int

@@ -138,7 +138,7 @@ class StagedRecords:
         self._connection.terminate()
 
     async def try_own(self) -> bool:
-        """Become the owner if no other session is; True if this one is now."""
+        """Become the owner if no other session is the owner. Return True if this session is the owner now."""
         async with translated_errors():
             if not await self._connection.fetchval(statement("try_own_staged")):
                 return False
@@ -201,14 +201,7 @@ class StagedRecords:
                         seq, row["xid"], row["record_count"], row["size_bytes"], row["creates"]
                     )
                 self._gaps.pop(seq, None)
-        for seq in wanted:
-            gap = self._gaps.get(seq)
-            if gap is None:
-                continue
-            if gap.bound is None:
-                gap.bound = xmax
-            elif gap.bound <= xmin:
-                del self._gaps[seq]
+        self._note_bounds(wanted, xmin, xmax)
         if deep and self._deep_until is not None and self._deep_until <= xmin:
             self._deep_until = None
         last = max(found, default=0)
@@ -223,6 +216,17 @@ class StagedRecords:
             # The oldest are most probably those of transactions that failed. A look at all places finds the others.
             del self._gaps[next(iter(self._gaps))]
             self._deep_until = 2**62
+
+    def _note_bounds(self, wanted: Sequence[int], xmin: int, xmax: int) -> None:
+        """Forget the wanted gaps whose transactions are over, as far as the snapshot shows."""
+        for seq in wanted:
+            gap = self._gaps.get(seq)
+            if gap is None:
+                continue
+            if gap.bound is None:
+                gap.bound = xmax
+            elif gap.bound <= xmin:
+                del self._gaps[seq]
 
     def _next(self) -> list[StagedTransaction]:
         chosen: list[StagedTransaction] = []

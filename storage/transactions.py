@@ -72,11 +72,13 @@ class RecordedProducer:
     record: ProducerRecord
     updated_ms: int
     started_ms: int | None
-    """None: no transaction is under way."""
+    """Time at which the transaction began; None: no transaction is open."""
 
 
 class OverdueTransaction(NamedTuple):
-    """Transaction that began at `started_ms`, as in `StoredProducer`: the id's next one is another."""
+    """A transaction that has exceeded its timeout. `started_ms` identifies it, because the same id may begin another
+    one later.
+    """
 
     transactional_id: str
     started_ms: int
@@ -114,7 +116,7 @@ class AppendedMarker(NamedTuple):
     first_offset: int | None
     """First offset that the transaction had appended to the partition; None: it appended nothing."""
     marker: bytes
-    """The marker as the caller gave it."""
+    """Bytes of the marker, as the caller passed them."""
 
     @property
     def records(self) -> bytearray:
@@ -161,7 +163,7 @@ class RememberedProducer:
 
 MAX_SIZE = 20_000
 MARKED_AT_A_TIME = 500
-"""Partitions whose rows one statement locks, for some 50 ms: appends to them wait for it."""
+"""Number of partitions whose rows one statement locks, for some 50 ms. Appends to these partitions wait for it."""
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 

@@ -14,7 +14,7 @@ ROWS_PER_TURN = 1_000
 
 
 async def in_turns(items: Iterable[T], per_turn: int = ROWS_PER_TURN) -> AsyncIterator[T]:
-    """Yield the items, and let other tasks run after each `per_turn` of them."""
+    """Yield the items, and let other tasks run after every `per_turn` items."""
     for number, item in enumerate(items):
         if number and number % per_turn == 0:
             await asyncio.sleep(0)

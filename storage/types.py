@@ -330,7 +330,7 @@ class MemberRecord:
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """Everything about a group that survives a restart, stored before the answers that reveal it."""
+    """All state of a group that must survive a restart. It is stored before the answers that reveal it."""
 
     group_id: str
     group_type: str
@@ -393,7 +393,7 @@ class OffsetCommit:
     leader_epoch: int
     metadata: str
     retention_ms: int | None = None
-    """How long the offset is kept; None: as the cluster's setting says."""
+    """How long the offset is kept; None: the cluster's setting applies."""
     member_id: str | None = None
 
 
@@ -421,7 +421,7 @@ class OffsetAsStored:
     metadata: str
     commit_timestamp_ms: int
     expire_timestamp_ms: int | None
-    """None: as the cluster's setting says."""
+    """How long the offset is kept; None: the cluster's setting applies."""
 
 
 # --- nodes --------------------------------------------------------------------------------------------------------
@@ -485,7 +485,7 @@ class MetadataLog:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """A live node as Postgres knows it."""
+    """A live node with the state that Postgres holds of it."""
 
     node: Node
     registered_ms_ago: int

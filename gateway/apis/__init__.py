@@ -7,12 +7,7 @@ listener serves: those of Kafka's controllers, except the messages that controll
 
 from typing import Protocol
 
-from gateway.apis import (
-    api_versions,
-    metadata,
-    sasl,
-    services,
-)
+from gateway.apis import api_versions, metadata, sasl, services
 from gateway.apis.admin import (
     acls,
     alter_configs,
@@ -31,14 +26,7 @@ from gateway.apis.admin import (
     scram_credentials,
 )
 from gateway.apis.coordinator_topics import HasInternalTopics
-from gateway.apis.data import (
-    delete_records,
-    fetch,
-    list_offsets,
-    offset_for_leader_epoch,
-    produce,
-    share_fetch,
-)
+from gateway.apis.data import delete_records, fetch, list_offsets, offset_for_leader_epoch, produce, share_fetch
 from gateway.apis.groups import (
     classic_groups,
     consumer_groups,
@@ -52,12 +40,7 @@ from gateway.apis.groups import (
     streams_groups,
 )
 from gateway.apis.metadata_cache import HasDescribedTopics
-from gateway.apis.transactions import (
-    init_producer_id,
-    lifecycle,
-    transaction_admin,
-    txn_offset_commit,
-)
+from gateway.apis.transactions import init_producer_id, lifecycle, transaction_admin, txn_offset_commit
 from gateway.net.context import Role
 from gateway.net.dispatch import Served
 from gateway.net.requests import Order
@@ -148,14 +131,7 @@ SERVED: tuple[Served[HandlerServices], ...] = (
         Order.PLACED,
         alone_above_bytes=MAX_SHARED_COMMIT_BYTES,
     ),
-    Served(
-        ApiKey.OFFSET_FETCH,
-        1,
-        10,
-        offset_fetch.offset_fetch,
-        refuse=offset_fetch.refuse_offset_fetch,
-        bulky=True,
-    ),
+    Served(ApiKey.OFFSET_FETCH, 1, 10, offset_fetch.offset_fetch, refuse=offset_fetch.refuse_offset_fetch, bulky=True),
     Served(
         ApiKey.FIND_COORDINATOR,
         0,
@@ -173,48 +149,15 @@ SERVED: tuple[Served[HandlerServices], ...] = (
         max_elements=MAX_JOIN_PROTOCOLS,
     ),
     Served(ApiKey.HEARTBEAT, 0, 4, classic_groups.heartbeat, Order.PIPELINED),
-    Served(
-        ApiKey.LEAVE_GROUP,
-        0,
-        5,
-        classic_groups.leave_group,
-        max_elements=MAX_LEAVING_MEMBERS,
-    ),
-    Served(
-        ApiKey.SYNC_GROUP,
-        0,
-        5,
-        classic_groups.sync_group,
-        Order.PARKED,
-        max_elements=MAX_ADMIN_ELEMENTS,
-    ),
+    Served(ApiKey.LEAVE_GROUP, 0, 5, classic_groups.leave_group, max_elements=MAX_LEAVING_MEMBERS),
+    Served(ApiKey.SYNC_GROUP, 0, 5, classic_groups.sync_group, Order.PARKED, max_elements=MAX_ADMIN_ELEMENTS),
     Served(ApiKey.DESCRIBE_GROUPS, 0, 6, group_admin.describe_groups, bulky=True),
     Served(ApiKey.LIST_GROUPS, 0, 5, group_admin.list_groups, bulky=True),
     Served(ApiKey.SASL_HANDSHAKE, 0, 1, sasl.sasl_handshake, roles=Role.EITHER),
     Served(ApiKey.API_VERSIONS, 0, 5, api_versions.api_versions, roles=Role.EITHER),
-    Served(
-        ApiKey.CREATE_TOPICS,
-        2,
-        7,
-        create_topics.create_topics,
-        max_elements=MAX_ADMIN_ELEMENTS,
-        roles=Role.EITHER,
-    ),
-    Served(
-        ApiKey.DELETE_TOPICS,
-        1,
-        6,
-        delete_topics.delete_topics,
-        max_elements=MAX_ADMIN_ELEMENTS,
-        roles=Role.EITHER,
-    ),
-    Served(
-        ApiKey.DELETE_RECORDS,
-        0,
-        2,
-        delete_records.delete_records,
-        refuse=delete_records.refuse_delete_records,
-    ),
+    Served(ApiKey.CREATE_TOPICS, 2, 7, create_topics.create_topics, max_elements=MAX_ADMIN_ELEMENTS, roles=Role.EITHER),
+    Served(ApiKey.DELETE_TOPICS, 1, 6, delete_topics.delete_topics, max_elements=MAX_ADMIN_ELEMENTS, roles=Role.EITHER),
+    Served(ApiKey.DELETE_RECORDS, 0, 2, delete_records.delete_records, refuse=delete_records.refuse_delete_records),
     Served(
         ApiKey.INIT_PRODUCER_ID,
         0,
@@ -222,12 +165,7 @@ SERVED: tuple[Served[HandlerServices], ...] = (
         init_producer_id.init_producer_id,
         refuse=init_producer_id.refuse_init_producer_id,
     ),
-    Served(
-        ApiKey.OFFSET_FOR_LEADER_EPOCH,
-        2,
-        4,
-        offset_for_leader_epoch.offset_for_leader_epoch,
-    ),
+    Served(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, offset_for_leader_epoch.offset_for_leader_epoch),
     Served(
         ApiKey.ADD_PARTITIONS_TO_TXN,
         0,
@@ -237,13 +175,7 @@ SERVED: tuple[Served[HandlerServices], ...] = (
     ),
     Served(ApiKey.ADD_OFFSETS_TO_TXN, 0, 4, lifecycle.add_offsets_to_txn, refuse=lifecycle.refuse_add_offsets_to_txn),
     Served(ApiKey.END_TXN, 0, 5, lifecycle.end_txn, refuse=lifecycle.refuse_end_txn),
-    Served(
-        ApiKey.WRITE_TXN_MARKERS,
-        1,
-        2,
-        transaction_admin.write_txn_markers,
-        max_elements=MAX_ADMIN_ELEMENTS,
-    ),
+    Served(ApiKey.WRITE_TXN_MARKERS, 1, 2, transaction_admin.write_txn_markers, max_elements=MAX_ADMIN_ELEMENTS),
     Served(
         ApiKey.TXN_OFFSET_COMMIT,
         0,
@@ -252,39 +184,10 @@ SERVED: tuple[Served[HandlerServices], ...] = (
         refuse=txn_offset_commit.refuse_txn_offset_commit,
     ),
     Served(ApiKey.DESCRIBE_ACLS, 1, 3, acls.describe_acls, bulky=True, roles=Role.EITHER),
-    Served(
-        ApiKey.CREATE_ACLS,
-        1,
-        3,
-        acls.create_acls,
-        max_elements=acls.MAX_CHANGES,
-        roles=Role.EITHER,
-    ),
-    Served(
-        ApiKey.DELETE_ACLS,
-        1,
-        3,
-        acls.delete_acls,
-        bulky=True,
-        max_elements=acls.MAX_CHANGES,
-        roles=Role.EITHER,
-    ),
-    Served(
-        ApiKey.DESCRIBE_CONFIGS,
-        1,
-        4,
-        describe_configs.describe_configs,
-        bulky=True,
-        roles=Role.EITHER,
-    ),
-    Served(
-        ApiKey.ALTER_CONFIGS,
-        0,
-        2,
-        alter_configs.alter_configs,
-        max_elements=MAX_ADMIN_ELEMENTS,
-        roles=Role.EITHER,
-    ),
+    Served(ApiKey.CREATE_ACLS, 1, 3, acls.create_acls, max_elements=acls.MAX_CHANGES, roles=Role.EITHER),
+    Served(ApiKey.DELETE_ACLS, 1, 3, acls.delete_acls, bulky=True, max_elements=acls.MAX_CHANGES, roles=Role.EITHER),
+    Served(ApiKey.DESCRIBE_CONFIGS, 1, 4, describe_configs.describe_configs, bulky=True, roles=Role.EITHER),
+    Served(ApiKey.ALTER_CONFIGS, 0, 2, alter_configs.alter_configs, max_elements=MAX_ADMIN_ELEMENTS, roles=Role.EITHER),
     Served(
         ApiKey.ALTER_REPLICA_LOG_DIRS,
         1,
@@ -339,13 +242,7 @@ SERVED: tuple[Served[HandlerServices], ...] = (
         bulky=True,
         max_elements=MAX_ADMIN_ELEMENTS,
     ),
-    Served(
-        ApiKey.DELETE_GROUPS,
-        0,
-        3,
-        group_admin.delete_groups,
-        max_elements=MAX_ADMIN_ELEMENTS,
-    ),
+    Served(ApiKey.DELETE_GROUPS, 0, 3, group_admin.delete_groups, max_elements=MAX_ADMIN_ELEMENTS),
     Served(
         ApiKey.INCREMENTAL_ALTER_CONFIGS,
         0,
@@ -373,13 +270,7 @@ SERVED: tuple[Served[HandlerServices], ...] = (
         max_elements=MAX_ADMIN_ELEMENTS,
         roles=Role.EITHER,
     ),
-    Served(
-        ApiKey.LIST_PARTITION_REASSIGNMENTS,
-        0,
-        0,
-        replicas.list_partition_reassignments,
-        roles=Role.EITHER,
-    ),
+    Served(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, 0, replicas.list_partition_reassignments, roles=Role.EITHER),
     Served(ApiKey.OFFSET_DELETE, 0, 0, offset_delete.offset_delete),
     Served(
         ApiKey.DESCRIBE_CLIENT_QUOTAS,
@@ -415,22 +306,8 @@ SERVED: tuple[Served[HandlerServices], ...] = (
         max_elements=MAX_CREDENTIALS,
         roles=Role.EITHER,
     ),
-    Served(
-        ApiKey.DESCRIBE_QUORUM,
-        0,
-        2,
-        quorum.describe_quorum,
-        roles=Role.EITHER,
-        max_elements=MAX_ADMIN_ELEMENTS,
-    ),
-    Served(
-        ApiKey.UPDATE_FEATURES,
-        0,
-        2,
-        features.update_features,
-        max_elements=MAX_ADMIN_ELEMENTS,
-        roles=Role.EITHER,
-    ),
+    Served(ApiKey.DESCRIBE_QUORUM, 0, 2, quorum.describe_quorum, roles=Role.EITHER, max_elements=MAX_ADMIN_ELEMENTS),
+    Served(ApiKey.UPDATE_FEATURES, 0, 2, features.update_features, max_elements=MAX_ADMIN_ELEMENTS, roles=Role.EITHER),
     Served(
         ApiKey.DESCRIBE_CLUSTER,
         0,
@@ -439,41 +316,12 @@ SERVED: tuple[Served[HandlerServices], ...] = (
         refuse=metadata.refuse_describe_cluster,
         roles=Role.EITHER,
     ),
-    Served(
-        ApiKey.DESCRIBE_PRODUCERS,
-        0,
-        0,
-        transaction_admin.describe_producers,
-        bulky=True,
-    ),
+    Served(ApiKey.DESCRIBE_PRODUCERS, 0, 0, transaction_admin.describe_producers, bulky=True),
     Served(ApiKey.UNREGISTER_BROKER, 0, 0, brokers.unregister_broker, roles=Role.EITHER),
-    Served(
-        ApiKey.DESCRIBE_TRANSACTIONS,
-        0,
-        0,
-        transaction_admin.describe_transactions,
-        bulky=True,
-    ),
-    Served(
-        ApiKey.LIST_TRANSACTIONS,
-        0,
-        2,
-        transaction_admin.list_transactions,
-        bulky=True,
-    ),
-    Served(
-        ApiKey.CONSUMER_GROUP_HEARTBEAT,
-        0,
-        1,
-        consumer_groups.consumer_group_heartbeat,
-    ),
-    Served(
-        ApiKey.CONSUMER_GROUP_DESCRIBE,
-        0,
-        1,
-        consumer_groups.consumer_group_describe,
-        bulky=True,
-    ),
+    Served(ApiKey.DESCRIBE_TRANSACTIONS, 0, 0, transaction_admin.describe_transactions, bulky=True),
+    Served(ApiKey.LIST_TRANSACTIONS, 0, 2, transaction_admin.list_transactions, bulky=True),
+    Served(ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, 1, consumer_groups.consumer_group_heartbeat),
+    Served(ApiKey.CONSUMER_GROUP_DESCRIBE, 0, 1, consumer_groups.consumer_group_describe, bulky=True),
     Served(
         ApiKey.STREAMS_GROUP_HEARTBEAT,
         0,
@@ -482,13 +330,7 @@ SERVED: tuple[Served[HandlerServices], ...] = (
         refuse=streams_groups.refuse_streams_group_heartbeat,
         max_elements=MAX_STREAMS_ELEMENTS,
     ),
-    Served(
-        ApiKey.STREAMS_GROUP_DESCRIBE,
-        0,
-        1,
-        streams_groups.streams_group_describe,
-        bulky=True,
-    ),
+    Served(ApiKey.STREAMS_GROUP_DESCRIBE, 0, 1, streams_groups.streams_group_describe, bulky=True),
     Served(
         ApiKey.STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE,
         0,
@@ -496,59 +338,16 @@ SERVED: tuple[Served[HandlerServices], ...] = (
         streams_groups.streams_group_topology_description_update,
         max_elements=MAX_STREAMS_ELEMENTS,
     ),
+    Served(ApiKey.UNREGISTER_CONTROLLER, 0, 0, brokers.unregister_controller, roles=Role.EITHER),
+    Served(ApiKey.SHARE_GROUP_HEARTBEAT, 1, 1, share_groups.share_group_heartbeat, max_elements=MAX_SHARE_TOPICS),
+    Served(ApiKey.SHARE_GROUP_DESCRIBE, 1, 1, share_groups.share_group_describe, bulky=True),
     Served(
-        ApiKey.UNREGISTER_CONTROLLER,
-        0,
-        0,
-        brokers.unregister_controller,
-        roles=Role.EITHER,
+        ApiKey.SHARE_FETCH, 1, 2, share_fetch.share_fetch, Order.PARKED, bulky=True, max_elements=MAX_ADMIN_ELEMENTS
     ),
-    Served(
-        ApiKey.SHARE_GROUP_HEARTBEAT,
-        1,
-        1,
-        share_groups.share_group_heartbeat,
-        max_elements=MAX_SHARE_TOPICS,
-    ),
-    Served(
-        ApiKey.SHARE_GROUP_DESCRIBE,
-        1,
-        1,
-        share_groups.share_group_describe,
-        bulky=True,
-    ),
-    Served(
-        ApiKey.SHARE_FETCH,
-        1,
-        2,
-        share_fetch.share_fetch,
-        Order.PARKED,
-        bulky=True,
-        max_elements=MAX_ADMIN_ELEMENTS,
-    ),
-    Served(
-        ApiKey.SHARE_ACKNOWLEDGE,
-        1,
-        2,
-        share_fetch.share_acknowledge,
-        max_elements=MAX_ADMIN_ELEMENTS,
-    ),
-    Served(
-        ApiKey.ADD_RAFT_VOTER,
-        0,
-        1,
-        quorum.add_raft_voter,
-        roles=Role.EITHER,
-        max_elements=MAX_ADMIN_ELEMENTS,
-    ),
+    Served(ApiKey.SHARE_ACKNOWLEDGE, 1, 2, share_fetch.share_acknowledge, max_elements=MAX_ADMIN_ELEMENTS),
+    Served(ApiKey.ADD_RAFT_VOTER, 0, 1, quorum.add_raft_voter, roles=Role.EITHER, max_elements=MAX_ADMIN_ELEMENTS),
     Served(ApiKey.REMOVE_RAFT_VOTER, 0, 0, quorum.remove_raft_voter, roles=Role.EITHER),
-    Served(
-        ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
-        0,
-        1,
-        share_group_offsets.describe_share_group_offsets,
-        bulky=True,
-    ),
+    Served(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, 0, 1, share_group_offsets.describe_share_group_offsets, bulky=True),
     Served(
         ApiKey.ALTER_SHARE_GROUP_OFFSETS,
         0,
@@ -563,17 +362,6 @@ SERVED: tuple[Served[HandlerServices], ...] = (
         share_group_offsets.delete_share_group_offsets,
         max_elements=MAX_ADMIN_ELEMENTS,
     ),
-    Served(
-        ApiKey.LIST_CONFIG_RESOURCES,
-        0,
-        1,
-        config_resources.list_config_resources,
-    ),
-    Served(
-        ApiKey.DESCRIBE_TOPIC_PARTITIONS,
-        0,
-        0,
-        metadata.describe_topic_partitions,
-        bulky=True,
-    ),
+    Served(ApiKey.LIST_CONFIG_RESOURCES, 0, 1, config_resources.list_config_resources),
+    Served(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, metadata.describe_topic_partitions, bulky=True),
 )

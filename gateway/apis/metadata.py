@@ -31,11 +31,7 @@ from gateway.security.authorizer import HasAuthorizer, may_topic
 from gateway.security.kinds import AclOperation
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
-from protocol.messages.describe_cluster import (
-    DescribeClusterBroker,
-    DescribeClusterRequest,
-    DescribeClusterResponse,
-)
+from protocol.messages.describe_cluster import DescribeClusterBroker, DescribeClusterRequest, DescribeClusterResponse
 from protocol.messages.describe_topic_partitions import (
     Cursor,
     DescribeTopicPartitionsRequest,

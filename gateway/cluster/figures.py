@@ -48,11 +48,10 @@ class NodeFigures:
         health: Health,
         ask: Callable[[], Awaitable[None]],
         answer: Callable[[str], Awaitable[None]],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`ask` notifies all nodes that a console asks, `answer` sends them a payload. Both raise StorageError."""
         self._membership, self._health = membership, health
-        self._ask, self._answer, self._clock = ask, answer, clock
+        self._ask, self._answer = ask, answer
         self._heard: dict[int, tuple[float, Figures]] = {}
         self._arrived = asyncio.Event()
         self._asked_s = self._answered_s = float("-inf")
@@ -68,11 +67,11 @@ class NodeFigures:
         """Return the figures of this node and of the live nodes that answer. Raise StorageError."""
         own_id = int(self._membership.node_id)
         others = {int(node.node_id) for node in self._membership.alive()} - {own_id}
-        if others and self._clock() - self._asked_s >= PAUSE_S:
-            self._asked_s = self._clock()
+        if others and time.monotonic() - self._asked_s >= PAUSE_S:
+            self._asked_s = time.monotonic()
             await self._ask()
             await self._wait_for(others, self._asked_s)
-        since_s = self._clock() - FRESH_S
+        since_s = time.monotonic() - FRESH_S
         heard = {node_id: figures for node_id, (heard_s, figures) in self._heard.items() if heard_s >= since_s}
         return {**heard, own_id: self.own()}
 
@@ -89,8 +88,8 @@ class NodeFigures:
 
     def question_heard(self, _payload: str) -> None:
         """Answer the question of a console."""
-        if self._answering is None and self._clock() - self._answered_s >= PAUSE_S:
-            self._answered_s = self._clock()
+        if self._answering is None and time.monotonic() - self._answered_s >= PAUSE_S:
+            self._answered_s = time.monotonic()
             self._answering = asyncio.create_task(self._send())
             self._answering.add_done_callback(self._sent)
 
@@ -114,7 +113,7 @@ class NodeFigures:
             return
         node_id, figures = found
         if any(int(node.node_id) == node_id for node in self._membership.alive()):
-            self._heard[node_id] = self._clock(), figures
+            self._heard[node_id] = time.monotonic(), figures
             self._arrived.set()
 
     async def close(self) -> None:

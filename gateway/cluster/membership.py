@@ -26,16 +26,7 @@ from gateway.cluster.placement import Leaders
 from gateway.config.listeners import render_address, render_listeners
 from storage.errors import StorageConflict
 from storage.nodes import NodeStore, Unregistered
-from storage.types import (
-    BOTH,
-    Address,
-    LeaseKind,
-    MetadataLog,
-    Node,
-    NodeId,
-    Partition,
-    Roles,
-)
+from storage.types import BOTH, Address, LeaseKind, MetadataLog, Node, NodeId, Partition, Roles
 
 logger = structlog.get_logger(__name__)
 
@@ -218,10 +209,10 @@ class Membership:
         return self._leaders
 
     async def require_own_addresses(self) -> None:
-        """Before `join`. Raises StorageConflict if a node that is alive has this one's name, its node.id or one of its
-        addresses.
+        """Check, before `join`, that no live node has this node's name, node.id or an address of it. Raise
+        StorageConflict.
 
-        A predecessor that was killed is none: Postgres ends its session at once, for which this waits a little.
+        A killed predecessor does not count: Postgres soon ends its session, so the check waits a little for that.
         """
         deadline_s = time.monotonic() + RIVAL_PATIENCE_S
         while rivals := await self._store.rivals(self.address, self._listeners, self._wanted_id):

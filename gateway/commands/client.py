@@ -24,12 +24,7 @@ from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.headers import RequestHeader, decode_response_header, encode_request_header
 from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from protocol.messages.metadata import (
-    MetadataRequest,
-    MetadataRequestTopic,
-    MetadataResponse,
-    MetadataResponseTopic,
-)
+from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse, MetadataResponseTopic
 from protocol.schema import MessageSchema, message_schema
 
 T = TypeVar("T")

@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import islice
 
 from gateway.commands import log
 from gateway.commands.client import Cluster
@@ -81,24 +83,20 @@ def consume(cluster: Cluster, given: argparse.Namespace) -> int:
     ends = {partition: found.end for (_, partition), found in bounds.items()}
     positions = _positions(cluster, given.start, bounds)
     reader = Reader(cluster, given.topic, positions)
-    left: int | None = given.records
-    try:
-        while left != 0:
-            asked = [each for each in wanted if not given.exit_at_end or reader.positions[each] < ends[each]]
-            if not asked:
-                break
-            for partition, record in reader.read(asked, max_wait_ms=_WAIT_MS):
-                if given.exit_at_end and record.offset >= ends[partition]:
-                    continue
-                show(partition, record)
-                if left is not None:
-                    left -= 1
-                    if left == 0:
-                        break
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        return 0
+    with suppress(KeyboardInterrupt):
+        for partition, record in islice(_records(reader, wanted, ends if given.exit_at_end else None), given.records):
+            show(partition, record)
+        sys.stdout.flush()
     return 0
+
+
+def _records(reader: Reader, wanted: Sequence[int], ends: Mapping[int, int] | None) -> Iterator[tuple[int, Record]]:
+    """Yield the partitions' records, up to `ends` if they are given. Each wait for records is preceded by a flush."""
+    while asked := [each for each in wanted if ends is None or reader.positions[each] < ends[each]]:
+        for partition, record in reader.read(asked, max_wait_ms=_WAIT_MS):
+            if ends is None or record.offset < ends[partition]:
+                yield partition, record
+        sys.stdout.flush()
 
 
 def _positions(cluster: Cluster, start: str, bounds: dict[log.TopicPartition, log.Bounds]) -> dict[int, int]:

@@ -20,7 +20,7 @@ from protocol.consumer import decode_assignment
 from protocol.errors import ErrorCode, ProtocolError
 
 MAX_MEMBERS_ASKED = 500
-"""Most members of a classic group for which OffsetFetch is sent, one request per member."""
+"""Maximal number of members of a classic group for which OffsetFetch is sent, one request per member."""
 _OFFSET_FETCH_NAMES_MEMBERS = 9
 
 

@@ -19,15 +19,7 @@ from protocol.messages.fetch import (
     FetchTopic,
     PartitionData,
 )
-from protocol.records import (
-    BatchHead,
-    ControlType,
-    Record,
-    control_type_of,
-    iter_records,
-    read_head,
-    split_batches,
-)
+from protocol.records import BatchHead, ControlType, Record, control_type_of, iter_records, read_head, split_batches
 
 _FETCH_BY_NAME = 12
 _FETCH_BYTES = 8 * 1024 * 1024

@@ -424,14 +424,7 @@ def load(
             text, origin = environment[option.variable], secrets.origin(option.variable)
         elif option.field in file_options:
             text, origin = file_options[option.field], f"file {path}"
-        if text is None:
-            parsed[option.field] = None
-        else:
-            try:
-                parsed[option.field] = option.parse(text)
-            except ValueError as error:
-                shown = "…" if option.secret else hide_password(text)
-                raise ConfigurationError(option.name, shown, origin, str(error)) from error
+        parsed[option.field] = _parse(option, text, origin)
         values.append(Value(option.name, option.shown(text) if text else text, origin))
     broker, broker_values = _load_broker(sources.assignments, secrets, set_file, file_broker, path)
     warnings: list[str] = []
@@ -472,6 +465,16 @@ def load(
 
 def _files(path: str | None, *secrets: SecretFiles) -> tuple[Path, ...]:
     return (*((Path(path),) if path else ()), *(file for each in secrets for file in each.files.values()))
+
+
+def _parse(option: Option, text: str | None, origin: str) -> object:
+    if text is None:
+        return None
+    try:
+        return option.parse(text)
+    except ValueError as error:
+        shown = "…" if option.secret else hide_password(text)
+        raise ConfigurationError(option.name, shown, origin, str(error)) from error
 
 
 def _lowered(sentence: str) -> str:

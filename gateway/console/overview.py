@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.cluster.figures import Figures, NodeFigures
@@ -60,10 +60,9 @@ class Overview:
         nodes: NodeStore,
         groups: GroupViews,
         figures: NodeFigures,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kafka, self._store, self._nodes, self._groups = kafka, store, nodes, groups
-        self._figures, self._clock = figures, clock
+        self._figures = figures
         self._reads = _Reads()
 
     async def show(self, who: Viewer) -> dict[str, object]:
@@ -129,7 +128,7 @@ class Overview:
 
     def _rates(self, totals: Loaded) -> dict[str, object] | None:
         """Return records and bytes per second since the previous read; None at the first one."""
-        now, reads = self._clock(), self._reads.totals
+        now, reads = time.monotonic(), self._reads.totals
         while reads and reads[0][0] < now - LAG_MEMORY_S:
             reads.pop(0)
         before = next(((at, each) for at, each in reads if now - at >= 1.0), None)
@@ -145,7 +144,7 @@ class Overview:
         }
 
     def _earlier_lags(self, lags: dict[str, int]) -> Mapping[str, int]:
-        now, reads = self._clock(), self._reads.lags
+        now, reads = time.monotonic(), self._reads.lags
         while reads and (reads[0][0] < now - 2 * LAG_MEMORY_S or len(reads) >= MAX_LAG_READS):
             reads.pop(0)
         earlier = next((each for at, each in reads if now - at >= LAG_MEMORY_S / 3), dict[str, int]())
@@ -176,18 +175,7 @@ def attend(
     found: list[Attention] = []
     for group in groups:
         group_id = group["id"]
-        said: list[tuple[int, str]] = []
-        rebalancing_ms = now_ms - (group["changed"] or now_ms)
-        if group["state"] in _REBALANCING and rebalancing_ms > LONG_REBALANCE_MS:
-            said.append((90, f"It has been rebalancing for {duration(rebalancing_ms)}."))
-        expired = [event for event in by_group[group_id] if event["kind"] in ("member_expired", "member_fenced")]
-        if expired:
-            ago = duration(now_ms - expired[0]["at_ms"])
-            name = expired[0]["client_id"] or expired[0]["member_id"]
-            more = f" and {len(expired) - 1} more" if len(expired) > 1 else ""
-            said.append(
-                (80, f"{name}{more} was lost {ago} ago." if not more else f"{name}{more} were lost; last {ago} ago.")
-            )
+        said = _said_of_members(group, by_group[group_id], now_ms)
         if forced.get(group_id):
             said.append((70, f"{_count(forced[group_id], 'handoff')} ended by a timeout: records may be read twice."))
         if refused.get(group_id):
@@ -197,13 +185,30 @@ def attend(
             said.append((40, f"No member reads, and {lag:,} records wait."))
         elif lag - earlier.get(group_id, lag) > RISING_BY:
             said.append((50, f"Lag is rising: {lag:,} records, {lag - earlier[group_id]:,} more than before."))
-        starts = sum(event["kind"] == "rebalance_started" for event in by_group[group_id])
-        if starts >= 5:
-            said.append((55, f"{starts} rebalances in ten minutes."))
         if said:
             said.sort(reverse=True)
             found.append({**group, "urgency": said[0][0], "why": said[0][1], "also": [text for _, text in said[1:]]})
     return sorted(found, key=lambda group: (-group["urgency"], group["id"]))
+
+
+def _said_of_members(group: GroupRow, events: Sequence[Loaded], now_ms: int) -> list[tuple[int, str]]:
+    """Return sentences about rebalances and lost members, each with its urgency."""
+    said: list[tuple[int, str]] = []
+    rebalancing_ms = now_ms - (group["changed"] or now_ms)
+    if group["state"] in _REBALANCING and rebalancing_ms > LONG_REBALANCE_MS:
+        said.append((90, f"It has been rebalancing for {duration(rebalancing_ms)}."))
+    expired = [event for event in events if event["kind"] in ("member_expired", "member_fenced")]
+    if expired:
+        ago = duration(now_ms - expired[0]["at_ms"])
+        name = expired[0]["client_id"] or expired[0]["member_id"]
+        more = f" and {len(expired) - 1} more" if len(expired) > 1 else ""
+        said.append(
+            (80, f"{name}{more} was lost {ago} ago." if not more else f"{name}{more} were lost; last {ago} ago.")
+        )
+    starts = sum(event["kind"] == "rebalance_started" for event in events)
+    if starts >= 5:
+        said.append((55, f"{starts} rebalances in ten minutes."))
+    return said
 
 
 def _count(number: int, noun: str) -> str:

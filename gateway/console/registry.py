@@ -11,7 +11,7 @@ import json
 import time
 from base64 import b64decode
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 from urllib.parse import quote
@@ -24,7 +24,7 @@ from gateway.security.http_bodies import read_bounded
 
 MAX_SCHEMAS = 200
 MAX_FETCHED = 50
-"""Most schemas that one answer waits for: a record chooses its id, and each unknown id is a request."""
+"""Maximal number of schemas that one answer waits for: a record chooses its id, and each unknown id is a request."""
 MAX_SCHEMA_BYTES = 512 * 1024
 MAX_REFERENCES = 20
 TIMEOUT_S = 3.0
@@ -55,11 +55,10 @@ class JsonSchema:
 class Registry:
     """The registry at `url`. `login` is user:password, empty for none."""
 
-    def __init__(self, url: str, login: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, url: str, login: str) -> None:
         self._url = url.rstrip("/")
         user, _, password = login.partition(":")
         self._auth = aiohttp.BasicAuth(user, password) if login else None
-        self._clock = clock
         self._known: OrderedDict[int, Declared | str] = OrderedDict()
         self._asking: dict[int, asyncio.Task[Declared | str]] = {}
         self._away_until_s = float("-inf")
@@ -90,7 +89,7 @@ class Registry:
         if found is not None:
             self._known.move_to_end(schema_id)
             return found
-        if self._clock() < self._away_until_s:
+        if time.monotonic() < self._away_until_s:
             return self._away
         asking = self._asking.get(schema_id)
         if asking is None:
@@ -116,7 +115,7 @@ class Registry:
         except (aiohttp.ClientError, OSError) as error:  # a timeout is an OSError
             said = str(error) or type(error).__name__
             self._away = f"the schema registry (console.schema.registry.url) does not answer: {said}"[:200]
-            self._away_until_s = self._clock() + AWAY_S
+            self._away_until_s = time.monotonic() + AWAY_S
             return self._away
         except (DecodeError, ValueError, LookupError, TypeError, RecursionError) as error:
             found = f"schema {schema_id} of the registry cannot be used: {error}"[:200]

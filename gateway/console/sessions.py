@@ -13,7 +13,6 @@ import math
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.net.context import ANONYMOUS, Principal
@@ -45,15 +44,14 @@ class Session:
 class Sessions:
     """The sessions of one node, the least recently used first."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._sessions: OrderedDict[str, Session] = OrderedDict()
 
     def find(self, key: str | None) -> Session | None:
         session = None if key is None else self._sessions.get(key)
         if session is None:
             return None
-        now = self._clock()
+        now = time.monotonic()
         if now > min(session.used_s + IDLE_S, session.until_s):
             del self._sessions[session.key]
             return None
@@ -65,7 +63,7 @@ class Sessions:
         self, principal: Principal = ANONYMOUS, *, is_logged_in: bool = False, lifetime_s: float = math.inf
     ) -> Session:
         """Begin a session with a new key. The least recently used one ends if there are too many."""
-        now = self._clock()
+        now = time.monotonic()
         key, csrf = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         session = Session(key, csrf, principal, is_logged_in, now, now + lifetime_s)
         self._sessions[session.key] = session
@@ -80,14 +78,13 @@ class Sessions:
 class Attempts:
     """Failed logins of the last minute, by address and by user. A person who guesses must wait."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._failed: OrderedDict[str, deque[float]] = OrderedDict()
         self._all: deque[float] = deque(maxlen=MAX_ATTEMPTS_OF_ALL)
 
     def wait_s(self, *keys: str) -> float:
         """Return for how long these keys must wait before the next attempt; 0 for none."""
-        now = self._clock()
+        now = time.monotonic()
         waits = [self._wait_s(self._failed[key], MAX_ATTEMPTS, now) for key in keys if key in self._failed]
         return max((*waits, self._wait_s(self._all, MAX_ATTEMPTS_OF_ALL, now)))
 
@@ -97,7 +94,7 @@ class Attempts:
         return 0.0 if len(failed) < most else failed[0] + WINDOW_S - now
 
     def failed(self, *keys: str) -> None:
-        now = self._clock()
+        now = time.monotonic()
         self._all.append(now)
         for key in keys:
             self._failed.setdefault(key, deque(maxlen=MAX_ATTEMPTS)).append(now)

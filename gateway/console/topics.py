@@ -37,9 +37,9 @@ from storage.console import ConsoleStore, Loaded
 MAX_TOPICS = 500
 MAX_PARTITIONS = 2_000
 MAX_RECORDS = 500
-"""Most records of one answer."""
+"""Maximal number of records in one answer."""
 MAX_SCANNED = 20_000
-"""Most records that one search looks at."""
+"""Maximal number of records that one search reads."""
 SCAN_S = 3.0
 FETCH_BYTES = 1024 * 1024
 TAIL_WAIT_MS = 1_000

@@ -10,8 +10,8 @@ runner does not notice.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, NewType, Protocol, TypeVar, cast
+from dataclasses import Field, dataclass, replace
+from typing import Any, ClassVar, Generic, NewType, Protocol, TypeVar, cast
 
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.facts import Conversion, Fact, GroupTypeChanged, MemberId
@@ -278,6 +278,41 @@ class Machine(Protocol[GroupT, SettingsT_contra]):
         """Build the group for a coordinator that has just started. `silent_ms`: how long ago a coordinator started
         that has not heard from all members since; None: the last one had."""
         ...
+
+
+class Replaceable(Protocol):
+    """A dataclass that `replace` can copy with changes."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+class ConnectedMember(Replaceable, Protocol):
+    """A member whose connections are counted, because a late request on an older one could do harm."""
+
+    @property
+    def connection_number(self) -> int: ...
+
+
+class ConnectedGroup(Value, Replaceable, Protocol):
+    @property
+    def members(self) -> Mapping[MemberId, ConnectedMember]: ...
+
+
+ConnectedGroupT = TypeVar("ConnectedGroupT", bound=ConnectedGroup)
+
+
+class ConnectedMachine(Generic[ConnectedGroupT]):
+    """The part of `Machine` that is alike for groups that count the connections of their members."""
+
+    def connection_numbers(self, group: ConnectedGroupT) -> Mapping[MemberId, int]:
+        return {key: each.connection_number for key, each in group.members.items() if each.connection_number >= 0}
+
+    def with_connection_numbers(self, group: ConnectedGroupT, numbers: Mapping[MemberId, int]) -> ConnectedGroupT:
+        members = {
+            key: replace(each, connection_number=max(each.connection_number, numbers.get(key, -1)))
+            for key, each in group.members.items()
+        }
+        return replace(group, members=members)
 
 
 class Machines(Generic[GroupT, SettingsT]):

@@ -8,9 +8,9 @@ puts it together, and the reply to a client that speaks another protocol.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, fields, replace
+from dataclasses import fields, replace
 from operator import attrgetter
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from gateway.coordinator.document import dump
 from gateway.coordinator.facts import (
@@ -26,7 +26,7 @@ from gateway.coordinator.facts import (
     RebalanceBegun,
     TargetComputed,
 )
-from gateway.coordinator.machine import GroupT, Reply, Request, Step, StoredGroup, Value
+from gateway.coordinator.machine import GroupT, Replaceable, Reply, Request, Step, StoredGroup, Summary, Value
 from gateway.coordinator.requests import (
     DeleteGroup,
     DeleteReply,
@@ -35,8 +35,11 @@ from gateway.coordinator.requests import (
     LeaveGroup,
     LeaveReply,
     LeftMember,
+    OffsetCommit,
+    OffsetCommitReply,
     SyncGroup,
     SyncReply,
+    TxnOffsetCommit,
 )
 from protocol.errors import ErrorCode
 
@@ -44,6 +47,9 @@ JOIN_EPOCH = 0
 LEAVE_EPOCH = -1
 STATIC_LEAVE_EPOCH = -2
 """Epoch by which a static member leaves but announces its return: it keeps its assignment while its session lasts."""
+
+STABLE = "Stable"
+"""State of every such group without a pending change, with upstream's name."""
 
 FIRST_VERSION_WITH_MEMBER_EPOCH = 9
 """First version of OffsetCommit and OffsetFetch with a member epoch."""
@@ -69,20 +75,14 @@ DURABLE: frozenset[type[Fact]] = frozenset(
 must not be used again."""
 
 
-class _Replaceable(Protocol):
-    """A dataclass that `replace` can copy with changes."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-
-class EpochMember(_Replaceable, Protocol):
+class EpochMember(Protocol):
     """The part of a member that is alike."""
 
     @property
     def member_epoch(self) -> int: ...
 
 
-class EpochGroup(Value, _Replaceable, Protocol):
+class EpochGroup(Value, Replaceable, Protocol):
     """The part of a group that is alike."""
 
     @property
@@ -101,20 +101,8 @@ class EpochGroup(Value, _Replaceable, Protocol):
     def unheard(self) -> frozenset[MemberId]: ...
 
 
-class ConnectedMember(EpochMember, Protocol):
-    """A member whose connections are counted, because a late request on an older one could do harm."""
-
-    @property
-    def connection_number(self) -> int: ...
-
-
-class ConnectedGroup(EpochGroup, Protocol):
-    @property
-    def members(self) -> Mapping[MemberId, ConnectedMember]: ...
-
-
 EpochGroupT = TypeVar("EpochGroupT", bound=EpochGroup)
-ConnectedGroupT = TypeVar("ConnectedGroupT", bound=ConnectedGroup)
+EpochGroupT_contra = TypeVar("EpochGroupT_contra", bound=EpochGroup, contravariant=True)
 
 
 def has_its_share(group: EpochGroup, member_id: MemberId, member_epoch: int) -> bool:
@@ -124,34 +112,58 @@ def has_its_share(group: EpochGroup, member_id: MemberId, member_epoch: int) -> 
     return member is not None and member_epoch == member.member_epoch == group.assignment_epoch
 
 
-class EpochMachine(Generic[EpochGroupT]):
-    """The part of `Machine` that is alike."""
+class EpochMachine(Protocol[EpochGroupT_contra]):
+    """The part of `Machine` that is alike. A machine adds its types, and what differs."""
 
-    def watches(self, group: EpochGroupT) -> bool:
+    group_type: str
+    protocol_type: str
+
+    def state_of(self, group: EpochGroupT_contra) -> str:
+        """Return the state, with upstream's name."""
+        ...
+
+    def subscribed_topics(self, group: EpochGroupT_contra) -> frozenset[str] | None:
+        """Return the topics that the members read, or None if they cannot be known."""
+        ...
+
+    def summary(self, group: EpochGroupT_contra) -> Summary:
+        state = self.state_of(group)
+        return Summary(
+            group_id=group.group_id,
+            group_type=self.group_type,
+            exists=group.exists,
+            state=state,
+            protocol_type=self.protocol_type,
+            generation_id=group.group_epoch,
+            member_count=len(group.members),
+            subscribed_topics=self.subscribed_topics(group),
+            is_stable=state == STABLE,
+        )
+
+    def stored(self, group: EpochGroupT_contra) -> StoredGroup:
+        """Return the stored form. `generation_id` is the group epoch; commits from outside are fenced by the
+        condition that the group is Empty."""
+        document = dump(group)
+        del document["group_epoch"]
+        return StoredGroup(
+            state=self.state_of(group),
+            protocol_type=self.protocol_type,
+            generation_id=group.group_epoch,
+            document=document,
+            all_heard=not group.unheard,
+        )
+
+    def watches(self, group: EpochGroupT_contra) -> bool:
         return bool(group.members)
 
-    def is_idle(self, group: EpochGroupT) -> bool:
+    def is_idle(self, group: EpochGroupT_contra) -> bool:
         return not group.members
 
-    def is_deleted(self, group: EpochGroupT) -> bool:
+    def is_deleted(self, group: EpochGroupT_contra) -> bool:
         return group.is_deleted
 
-    def member_ids(self, group: EpochGroupT) -> Sequence[MemberId]:
+    def member_ids(self, group: EpochGroupT_contra) -> Sequence[MemberId]:
         return tuple(group.members)
-
-
-class ConnectedMachine(EpochMachine[ConnectedGroupT]):
-    """`EpochMachine` for groups that count the connections of their members."""
-
-    def connection_numbers(self, group: ConnectedGroupT) -> Mapping[MemberId, int]:
-        return {key: each.connection_number for key, each in group.members.items() if each.connection_number >= 0}
-
-    def with_connection_numbers(self, group: ConnectedGroupT, numbers: Mapping[MemberId, int]) -> ConnectedGroupT:
-        members = {
-            key: replace(each, connection_number=max(each.connection_number, numbers.get(key, -1)))
-            for key, each in group.members.items()
-        }
-        return replace(group, members=members)
 
 
 class Fields(Generic[GroupT]):
@@ -183,18 +195,15 @@ class Fields(Generic[GroupT]):
         return self._kind(**values)
 
 
-def stored(group: EpochGroup, state: str, protocol_type: str) -> StoredGroup:
-    """Return the stored form. `generation_id` is the group epoch; commits from outside are fenced by the condition
-    that the group is Empty."""
-    document = dump(group)
-    del document["group_epoch"]
-    return StoredGroup(
-        state=state,
-        protocol_type=protocol_type,
-        generation_id=group.group_epoch,
-        document=document,
-        all_heard=not group.unheard,
-    )
+def refuse(event: Request[Reply], error: ErrorCode) -> OffsetCommitReply | DeleteReply:
+    """Return the reply that says only `error` to a request that groups of every type accept."""
+    match event:
+        case OffsetCommit() | TxnOffsetCommit():
+            return OffsetCommitReply(error)
+        case DeleteGroup():
+            return DeleteReply(error)
+        case _:
+            raise TypeError(f"{type(event).__name__} is no request of a group whose members have epochs")
 
 
 def delete(group: EpochGroupT, event: DeleteGroup) -> Step[EpochGroupT]:

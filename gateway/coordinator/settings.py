@@ -60,7 +60,7 @@ class ShareSettings:
     max_size: int = 200
     record_lock_duration_ms: int = 30_000
     max_record_locks: int = 2_000
-    """Most records of one partition that are neither settled nor waiting for their first delivery."""
+    """Maximal number of records of one partition that are neither settled nor waiting for their first delivery."""
     delivery_count_limit: int = 5
     auto_offset_reset: str = "latest"
     """The offset at which a group begins: `latest`, `earliest`, or `by_duration:` with an ISO 8601 duration."""

@@ -16,13 +16,7 @@ from gateway.cluster.leases import Leases, shard_of
 from gateway.coordinator.classic.model import Group
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.model import ConsumerGroup
-from gateway.coordinator.facts import (
-    Fact,
-    PartitionsWithheld,
-    ProtocolViolated,
-    RebalanceBegun,
-    TransactionCommitted,
-)
+from gateway.coordinator.facts import Fact, PartitionsWithheld, ProtocolViolated, RebalanceBegun, TransactionCommitted
 from gateway.coordinator.handoff import FORCED, HandoffEnded
 from gateway.coordinator.machine import Machines, Summary
 from gateway.coordinator.settings import Settings
@@ -80,8 +74,8 @@ class Groups(Runtime[AnyGroup, Settings, GroupRecord]):
         self.journal = journal
         """None: nothing is written down."""
         self.readers: list[Callable[[str, tuple[Fact, ...]], None]] = []
-        """Are given a group's id and what happened, once it is settled, before anyone is answered. Without facts the
-        group was read."""
+        """Called with a group's id and the facts of a step, once the step is settled and before any member is answered.
+        No facts means that the group was read."""
         super().__init__(machines, self._group_records, leases, settings, self._happened, begun=begun, bounds=bounds)
 
     def cluster_changed(self, cluster: Cluster) -> None:
@@ -184,14 +178,7 @@ class Groups(Runtime[AnyGroup, Settings, GroupRecord]):
             self.told(self._machines.of(after).summary(after).group_id, ())
             return
         for fact in facts:
-            if isinstance(fact, RebalanceBegun):
-                self._count_rebalance()
-            elif isinstance(fact, ProtocolViolated):
-                self._count_violation(fact.violation.name.lower())
-            elif isinstance(fact, PartitionsWithheld):
-                self._count_withheld(fact.partition_count)
-            elif isinstance(fact, HandoffEnded):
-                self._count_handoff(fact.reason.value, fact.reason in FORCED, fact.waited_ms)
+            self._count(fact)
         was, now = self._machines.of(before).summary(before), self._machines.of(after).summary(after)
         self.told(now.group_id, facts)
         for fact in facts:
@@ -217,3 +204,13 @@ class Groups(Runtime[AnyGroup, Settings, GroupRecord]):
             members=now.member_count,
             facts=told,
         )
+
+    def _count(self, fact: Fact) -> None:
+        if isinstance(fact, RebalanceBegun):
+            self._count_rebalance()
+        elif isinstance(fact, ProtocolViolated):
+            self._count_violation(fact.violation.name.lower())
+        elif isinstance(fact, PartitionsWithheld):
+            self._count_withheld(fact.partition_count)
+        elif isinstance(fact, HandoffEnded):
+            self._count_handoff(fact.reason.value, fact.reason in FORCED, fact.waited_ms)

@@ -65,13 +65,11 @@ class IdleOwners:
         leads: Callable[[Partition], bool],
         *,
         patience_s: float = PATIENCE_S,
-        max_owners: int = MAX_OWNERS,
     ) -> None:
         self._groups = groups
         self._catalog = catalog
         self._leads = leads
         self._patience_s = patience_s
-        self._max_owners = max_owners
         self._owners: dict[tuple[str, MemberId], _Owner] = {}
         self._by_group: dict[str, set[_Owner]] = {}
         self._by_partition: dict[tuple[UUID, int], set[_Owner]] = {}
@@ -115,7 +113,7 @@ class IdleOwners:
         if not isinstance(group, Group) or group.protocol_type != CONSUMER_PROTOCOL_TYPE:
             return
         member = group.members.get(member_id)
-        if member is None or not is_cooperative(group.protocol_name) or len(self._owners) >= self._max_owners:
+        if member is None or not is_cooperative(group.protocol_name) or len(self._owners) >= MAX_OWNERS:
             return
         claim = claims_of(group).get(member_id)
         gained = sorted(

@@ -62,7 +62,7 @@ MAX_PACED_GROUPS = 10_000
 """Groups whose recent commits are remembered, the last ones first."""
 
 _IDS = frozenset({"group_id", "member_id", "source_member_id", "target_member_id"})
-"""People look a history up by these."""
+"""Fields by which operators look up a history. They are never shortened."""
 _NAMES: dict[type[JournalRow], tuple[str, ...]] = {
     kind: tuple(field.name for field in fields(kind) if str(field.type).startswith("str") and field.name not in _IDS)
     for kind in (JournalEvent, JournalMember, JournalOwnership, JournalOffset, JournalHandoff)

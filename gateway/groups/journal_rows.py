@@ -161,14 +161,7 @@ class _Telling(Sheet):
                 if not isinstance(self._after, Group) and self._now.member_count:
                     self._generation(self._after)
             elif isinstance(fact, ProtocolViolated):
-                member_id = fact.members[0] if fact.members else None
-                self._event(
-                    "observed",
-                    reason=fact.violation.name.lower(),
-                    detail=str(fact),
-                    member_id=member_id,
-                    member=member_of(self._after, member_id),
-                )
+                self._violated(fact)
             elif isinstance(fact, PartitionsWithheld):
                 self._event("observed", reason="partitions_withheld", detail=str(fact))
             elif isinstance(fact, MemberFenced):
@@ -219,6 +212,16 @@ class _Telling(Sheet):
                 self._event("deleted", reason="requested", state_after=DEAD)
             case _:
                 pass
+
+    def _violated(self, fact: ProtocolViolated) -> None:
+        member_id = fact.members[0] if fact.members else None
+        self._event(
+            "observed",
+            reason=fact.violation.name.lower(),
+            detail=str(fact),
+            member_id=member_id,
+            member=member_of(self._after, member_id),
+        )
 
     def _started(self, fact: GenerationStarted, emptied_by: MemberLeft | None) -> None:
         self._generation_id = fact.generation_id

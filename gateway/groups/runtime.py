@@ -11,14 +11,14 @@ Time stands still for a group while it is stored, and while this process does no
 and from the moment when a member could be heard.
 
 The machine decides what a group does (`gateway/coordinator/machine.py`), `gateway/cluster/leases.py` who may coordinate
-it, and `gateway/groups/records.py` how it is read and written. Settled facts go to `tell`. This module knows no
-sockets, no messages, and no particular kind of group.
+it, and `gateway/groups/records.py` how it is read and written. `gateway/groups/connections.py` remembers who spoke for
+it. Settled facts go to `tell`. This module knows no sockets, no messages, and no particular kind of group.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -27,9 +27,8 @@ from typing import Generic, Protocol, TypeVar, cast
 import structlog
 
 from gateway.coordinator.cluster import NO_TOPICS, Cluster
-from gateway.coordinator.facts import Fact, MemberId
+from gateway.coordinator.facts import Fact
 from gateway.coordinator.machine import (
-    ClientRequest,
     ClusterChanged,
     ConnectionClosed,
     ConnectionId,
@@ -45,6 +44,7 @@ from gateway.coordinator.machine import (
     Step,
     Tick,
 )
+from gateway.groups.connections import GroupsOfConnections, NewestConnections
 from gateway.groups.records import Wanted
 from gateway.groups.slot import Slot, Turn, Unstored
 from gateway.net.pieces import PIECE, in_pieces
@@ -55,8 +55,6 @@ from storage.types import CoordinatorLease
 
 logger = structlog.stdlib.get_logger(__name__)
 
-MAX_GROUPS_PER_CONNECTION = 10_000
-"""Groups told when a connection closes; members of any further ones count on their session timeout alone."""
 STEPS_TOGETHER_S = 0.002
 """A group plays on for so long before a write; what is in the mailbox then waits for the next."""
 VIEWED_AT_ONCE = 100
@@ -67,9 +65,6 @@ STALL_MS = 100
 """A timer that fires later than this was delayed by this process: messages of members may lie unread."""
 REPRIEVE_MS = 1_000
 """Extra time to read them, and for clients that were delayed with us."""
-
-
-_NO_NUMBERS: Mapping[MemberId, int] = {}
 
 
 class Record(Protocol):
@@ -155,11 +150,8 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         self._closing: set[asyncio.Task[None]] = set()
         """Each tells groups of a connection that has ended."""
         self._slots: dict[str, Slot[GroupT]] = {}
-        self._connections: dict[ConnectionId, set[str]] = {}
-        self._remembered: dict[str, Mapping[MemberId, int]] = {}
-        """Newest connections of the members of groups that will be read again. The group dropped first is forgotten
-        first."""
-        self._remembered_members = 0
+        self._connections = GroupsOfConnections()
+        self._newest = NewestConnections(bounds.remembered)
         self._shards_loading: dict[int, CoordinatorLease] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_request_id = 0
@@ -213,7 +205,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         if self._machines.of(slot.group).is_idle(slot.group):
             self._retire_if_idle(slot)
         else:
-            self._remember(slot, request)
+            self._connections.note(slot.group_id, request)
         return cast(ReplyT, reply)
 
     async def view(self, group_id: str) -> GroupT:
@@ -300,7 +292,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
     @property
     def connections(self) -> frozenset[ConnectionId]:
         """Connections by which members have spoken and whose end has not been reported."""
-        return frozenset(self._connections)
+        return self._connections.open()
 
     @property
     def under_way(self) -> frozenset[asyncio.Task[None]]:
@@ -325,7 +317,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         """Note the end of a connection. If its peer closed it or failed, every group that it spoke for is informed,
         many in turns. If this node closed it, no member is to blame."""
         event = ConnectionClosed(ConnectionId(connection_id))
-        group_ids = self._connections.pop(event.connection_id, set[str]())
+        group_ids = self._connections.take(event.connection_id)
         if not by_peer:
             return
         if len(group_ids) <= PIECE:
@@ -493,19 +485,8 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         return own
 
     def _park(self, slot: Slot[GroupT], request: Request[ReplyT]) -> asyncio.Future[ReplyT]:
-        self._remember(slot, request)
+        self._connections.note(slot.group_id, request)
         return slot.park(request, self._loop)
-
-    def _remember(self, slot: Slot[GroupT], request: Request[Reply]) -> None:
-        """Register the group for the end of the request's connection. This happens as the request arrives: once the
-        connection has closed, nothing would remove the registration."""
-        if not isinstance(request, ClientRequest):
-            return
-        group_ids = self._connections.get(request.connection_id)
-        if group_ids is None:
-            self._connections[request.connection_id] = {slot.group_id}
-        elif len(group_ids) < MAX_GROUPS_PER_CONNECTION:
-            group_ids.add(slot.group_id)
 
     def _resume(self, slot: Slot[GroupT]) -> None:
         """Mark the slot as idle, and process the events that arrived in the meantime."""
@@ -540,26 +521,9 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         if self._slots.get(slot.group_id) is slot:
             del self._slots[slot.group_id]
             if slot.loaded:
-                self._remember_connections(slot)
+                # Only numbers of settled requests: an unanswered client knows nothing that an older request would not.
+                self._newest.keep(slot.group_id, self._machines.of(slot.group).connection_numbers(slot.group))
         slot.let_go(error, self._refuse if slot.loaded else self._refuse_unread)
-
-    def _remember_connections(self, slot: Slot[GroupT]) -> None:
-        """Connections outlive what is in memory of a group: what then still arrives on an older one was overtaken as
-        before. Only as settled: who was not answered knows nothing that an older request would not know."""
-        numbers = self._machines.of(slot.group).connection_numbers(slot.group)
-        if not numbers:
-            return
-        self._recall(slot.group_id)
-        self._remembered[slot.group_id] = numbers
-        self._remembered_members += len(numbers)
-        while self._remembered_members > self._bounds.remembered:
-            self._recall(next(iter(self._remembered)))
-
-    def _recall(self, group_id: str) -> Mapping[MemberId, int]:
-        """Not remembered any more from here on."""
-        numbers = self._remembered.pop(group_id, _NO_NUMBERS)
-        self._remembered_members -= len(numbers)
-        return numbers
 
     def _refuse(self, request: Request[Reply], error: ErrorCode) -> Reply:
         return self._machines.refuse(request, error)
@@ -681,13 +645,13 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
             if record is not None and not slot.dropped:
                 self._take_over(slot, record)
             elif not slot.dropped:
-                self._recall(slot.group_id)
+                self._newest.take(slot.group_id)
             slot.loaded = True
 
     def _take_over(self, slot: Slot[GroupT], record: RecordT) -> None:
         slot.loaded = True
         slot.group = self._records.restored(record, self._now_ms(), self.settings)
-        if numbers := self._recall(slot.group_id):
+        if numbers := self._newest.take(slot.group_id):
             slot.group = self._machines.of(slot.group).with_connection_numbers(slot.group, numbers)
         self._tell(slot.group, slot.group, ())
 

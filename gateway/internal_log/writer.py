@@ -13,7 +13,7 @@ for this module. Only a client that asks for the end of the log waits, until thi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -258,16 +258,7 @@ class InternalLogs:
         followed.has_lost = False
         if whole:
             await self._read_log(followed, topic)
-        some: list[str] = []
-        async for owner in self._all(followed) if whole else in_pieces(changed):
-            if followed.source.is_own(owner):
-                some.append(owner)
-            if len(some) == OWNERS_AT_A_TIME:
-                await self._write_owners(followed, topic, some)
-                some = []
-            if followed.key_count > self._bounds.keys:
-                break
-        await self._write_owners(followed, topic, some)
+        await self._write_own(followed, topic, self._all(followed) if whole else in_pieces(changed))
         if followed.key_count > self._bounds.keys:
             logger.warning("internal topic not written: it has too many keys", topic=topic.name, keys=self._bounds.keys)
             followed.written, followed.is_too_large = {}, True
@@ -278,6 +269,19 @@ class InternalLogs:
         elif whole:
             followed.whole_due_s = self._loop.time() + WHOLE_S
             followed.begun.set()
+
+    async def _write_own(self, followed: _Followed, topic: Topic, owners: AsyncIterable[str]) -> None:
+        """Write the owners that are this node's, unless they have too many keys."""
+        some: list[str] = []
+        async for owner in owners:
+            if followed.source.is_own(owner):
+                some.append(owner)
+            if len(some) == OWNERS_AT_A_TIME:
+                await self._write_owners(followed, topic, some)
+                some = []
+            if followed.key_count > self._bounds.keys:
+                break
+        await self._write_owners(followed, topic, some)
 
     async def _all(self, followed: _Followed) -> AsyncGenerator[str]:
         """Yield the owners of the keys in the log, then the other existing owners."""

@@ -37,6 +37,7 @@ from gateway.log.catalog_changes import (
 from gateway.log.tail import Tail
 from gateway.log.topic_names import RenderedNames, rendered, why_illegal
 from gateway.net.pieces import in_pieces
+from gateway.net.shared_read import SharedRead, retrieve_error
 from gateway.quotas.limits import Quotas
 from gateway.security.acls import Acls
 from storage.topics import ALL_BROKERS, TopicStore
@@ -145,12 +146,10 @@ class Catalog:
         self._follows_acls = follows_acls
         self._revision = 0
         self._gone: OrderedDict[UUID, None] = OrderedDict()
-        self._look: asyncio.Task[None] | None = None
-        self._next_look: asyncio.Task[None] | None = None
-        self._looking_for_new: asyncio.Task[None] | None = None
-        """A task that has not asked Postgres yet."""
-        self._comparing: asyncio.Task[None] | None = None
-        """A task that has asked Postgres."""
+        self._changes = SharedRead(self._follow)
+        self._new_topics = SharedRead(self._compare_revisions)
+        """Looks for topics that were created since they were found unknown. While nothing has changed, it looks at the
+        committed revision alone."""
         self._leads: Callable[[], Leads] = lambda: _leads_all
         self._settled = settled
         self._removed = removed
@@ -163,7 +162,7 @@ class Catalog:
         self.assigned: object = None
         """Replaced by another object whenever other nodes are named for known partitions."""
         self.assigned_s = float("-inf")
-        """The time (of the loop) at which this node last saw such a change."""
+        """Loop time at which this node last replaced `assigned`."""
         self._lookups: dict[str | UUID, asyncio.Task[Topic | None]] = {}
         self._unknown: OrderedDict[str | UUID, float] = OrderedDict()
         self._group_configs: Mapping[str, Mapping[str, str]] = {}
@@ -266,7 +265,7 @@ class Catalog:
         if topic is not None or why_illegal(name) is not None:
             return topic
         if self._is_unknown(name):
-            await self._look_for_new()
+            await self._new_topics.get()
             return self._by_name.get(name)
         return await self._ask_once(name, self._store.find)
 
@@ -276,7 +275,7 @@ class Catalog:
         if topic is not None:
             return topic
         if self._is_unknown(topic_id):
-            await self._look_for_new()
+            await self._new_topics.get()
             return self.get_by_id(topic_id)
         return await self._ask_once(topic_id, self._store.find_by_id)
 
@@ -288,7 +287,7 @@ class Catalog:
             if name not in self._by_name and why_illegal(name) is None:
                 missing.add(name)
                 if len(missing) > MAX_LOOKUPS:
-                    await self._look_for_new()
+                    await self._new_topics.get()
                     return
         for name in missing:
             await self.resolve(name)
@@ -300,22 +299,14 @@ class Catalog:
             if topic_id not in self._by_id:
                 missing.add(topic_id)
                 if len(missing) > MAX_LOOKUPS:
-                    await self._look_for_new()
+                    await self._new_topics.get()
                     return
         for topic_id in missing:
             await self.resolve_id(topic_id)
 
     async def refresh_if_changed(self) -> None:
-        """Become at least as new as the moment of the call, at the cost of one query and the changes. A look in
-        progress may have read Postgres before the call, so callers during it share the next one."""
-        if self._look is None:
-            self._look = self._start_look(None)
-            look = self._look
-        elif self._next_look is None:
-            look = self._next_look = self._start_look(self._look)
-        else:
-            look = self._next_look
-        await asyncio.shield(look)
+        """Become at least as new as the moment of the call, at the cost of one query and the changes."""
+        await self._changes.get()
 
     async def is_converged(self) -> bool:
         """Return True if nothing has changed and nothing is left over. This looks at the committed revision alone,
@@ -438,30 +429,9 @@ class Catalog:
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    async def _look_for_new(self) -> None:
-        """Look for topics that were created since they were found unknown. Postgres answers one question at a time,
-        for any number of callers and names: callers that arrive in the meantime share the next one. While nothing
-        has changed, this looks at the committed revision alone."""
-        if self._looking_for_new is None:
-            self._looking_for_new = asyncio.get_running_loop().create_task(self._compare_revisions(self._comparing))
-            self._looking_for_new.add_done_callback(self._looked_for_new)
-        await asyncio.shield(self._looking_for_new)
-
-    async def _compare_revisions(self, before: asyncio.Task[None] | None) -> None:
-        if before is not None:
-            await asyncio.wait({before})
-        # From here on no other caller may share this task: Postgres may read a state older than their question.
-        self._comparing, self._looking_for_new = self._looking_for_new, None
+    async def _compare_revisions(self) -> None:
         if await self._store.revision() != self._revision:
             await self.refresh_if_changed()
-
-    def _looked_for_new(self, task: asyncio.Task[None]) -> None:
-        if self._looking_for_new is task:
-            self._looking_for_new = None
-        if self._comparing is task:
-            self._comparing = None
-        if not task.cancelled():
-            task.exception()
 
     async def _ask_once(self, key: Key, find: Callable[[Key], Awaitable[Topic | None]]) -> Topic | None:
         """Run one query for all concurrent callers that miss `key`."""
@@ -486,24 +456,9 @@ class Catalog:
 
     def _looked_up(self, key: str | UUID, task: asyncio.Task[Topic | None]) -> None:
         del self._lookups[key]
-        if not task.cancelled():
-            # The waiting callers may be gone. Retrieve the error, so that asyncio does not report it as lost.
-            task.exception()
+        retrieve_error(task)
 
-    def _start_look(self, after: asyncio.Task[None] | None) -> asyncio.Task[None]:
-        look = asyncio.get_running_loop().create_task(self._follow(after))
-        look.add_done_callback(self._looked)
-        return look
-
-    def _looked(self, look: asyncio.Task[None]) -> None:
-        self._look, self._next_look = self._next_look, None
-        if not look.cancelled():
-            # The waiting callers may be gone. Retrieve the error, so that asyncio does not report it as lost.
-            look.exception()
-
-    async def _follow(self, after: asyncio.Task[None] | None) -> None:
-        if after is not None:
-            await asyncio.wait({after})
+    async def _follow(self) -> None:
         changes = await self._store.changes(self._revision)
         # ACLs before topics: otherwise a client could find a topic here and be allowed what was denied before the topic
         # was made.

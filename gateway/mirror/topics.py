@@ -9,11 +9,7 @@ from gateway.commands.errors import CommandError
 from gateway.commands.topic_changes import DYNAMIC_TOPIC_CONFIG, settings
 from gateway.mirror.source import SourceTopic
 from protocol.errors import ErrorCode
-from protocol.messages.create_partitions import (
-    CreatePartitionsRequest,
-    CreatePartitionsResponse,
-    CreatePartitionsTopic,
-)
+from protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse, CreatePartitionsTopic
 from protocol.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfig,

@@ -144,7 +144,11 @@ class Server:
         tls = self._tls.get(listener)
         requests = self._own_requests.get(listener, self._requests)
         given = (requests, self, self._limits, self._holdings, self._scratch, loop, listener, guard)
-        return Connection(*given) if tls is None else TlsConnection(*given, identify=tls.identify)
+        if tls is None:
+            return Connection(*given)
+        connection = TlsConnection(*given)
+        connection.identify = tls.identify
+        return connection
 
     @property
     def connections(self) -> frozenset[Connection]:

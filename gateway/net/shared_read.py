@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from gateway.operate.logs import NO_REQUEST
 
@@ -30,17 +30,24 @@ class SharedRead(Generic[T]):
         if self._next is None:
             following = self._after(self._under_way)
             self._next = asyncio.get_running_loop().create_task(following, context=NO_REQUEST.copy())
-            self._next.add_done_callback(_retrieved)
+            self._next.add_done_callback(retrieve_error)
         return await asyncio.shield(self._next)
 
     async def _after(self, former: asyncio.Task[T] | None) -> T:
-        if former is not None:
+        if former is not None and not former.done():
             await asyncio.wait([former])
         self._under_way, self._next = self._next, None
         return await self._read()
 
 
-def _retrieved(task: asyncio.Task[T]) -> None:
-    """Retrieve a failure. Waiting callers receive it; if all have gone, asyncio must not report it as lost."""
+class _Ended(Protocol):
+    """A future of any type."""
+
+    def cancelled(self) -> bool: ...
+    def exception(self) -> BaseException | None: ...
+
+
+def retrieve_error(task: _Ended) -> None:
+    """Retrieve a failure that waiting callers receive. If all have gone, asyncio must not report it as lost."""
     if not task.cancelled():
         task.exception()

@@ -13,10 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol, cast
 
-from gateway.net.connection import WRITE_HIGH_WATER_BYTES, Connection, ConnectionLimits, ConnectionObserver
+from gateway.net.connection import WRITE_HIGH_WATER_BYTES, Connection
 from gateway.net.context import Principal
-from gateway.net.holdings import Holdings
-from gateway.net.requests import Guard, RequestHandler
 from protocol.buffer import Buffer
 
 PIECE_BYTES = 256 * 1024
@@ -154,24 +152,9 @@ class TlsConnection(Connection):
     """A connection of a listener whose security protocol is SSL or SASL_SSL. Its handshake is over when the
     connection is made."""
 
+    identify: Identify | None = None
+    """Derives the peer's principal from its certificate; None: the client authenticates otherwise."""
     _pacer: PacedTransport
-
-    def __init__(
-        self,
-        requests: RequestHandler,
-        observer: ConnectionObserver,
-        limits: ConnectionLimits,
-        holdings: Holdings,
-        scratch: bytearray,
-        loop: asyncio.AbstractEventLoop,
-        listener: str,
-        guard: Guard | None = None,
-        *,
-        identify: Identify | None,
-    ) -> None:
-        """`identify` derives the peer's principal from its certificate; None: the client authenticates otherwise."""
-        super().__init__(requests, observer, limits, holdings, scratch, loop, listener, guard)
-        self._identify = identify
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
@@ -181,10 +164,10 @@ class TlsConnection(Connection):
         )
         inner.set_read_buffer_limits(READ_HIGH_WATER_BYTES)
         super().connection_made(self._pacer)
-        if self._identify is None:
+        if self.identify is None:
             return
         try:
-            self.info.principal = self._identify(transport.get_extra_info("ssl_object"))
+            self.info.principal = self.identify(transport.get_extra_info("ssl_object"))
         except ValueError as error:
             self.refuse("certificate", str(error))
 

@@ -79,7 +79,7 @@ MAX_SKEW_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Most rows that one statement of a pass removes or moves."""
+    """Maximal number of rows that one statement of a pass removes or moves."""
 
     producers: int = 10_000
     offsets: int = 10_000

@@ -44,7 +44,7 @@ def bits_of(operation: int, permission: int) -> int:
 Network = IPv4Network | IPv6Network
 
 MAX_HOSTS_FOUND = 10_000
-"""Most addresses for which the ranges that contain them are cached."""
+"""Maximal number of addresses for which the ranges that contain them are cached."""
 SORTED_AT_ONCE = 2_000
 """Prefixes sorted in one piece: about a millisecond, in which no other task runs."""
 

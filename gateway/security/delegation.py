@@ -22,7 +22,7 @@ from storage.types import DelegationToken, NewDelegationToken, ScramCredential, 
 
 MAX_TOKENS = 20_000
 MAX_TOKENS_OF_ONE = 500
-"""Most tokens that one user may have created: every authenticated user may create tokens."""
+"""Maximal number of tokens that one user may have created: every authenticated user may create tokens."""
 ID_BYTES = 16
 MAX_DERIVING = 2
 """Tokens whose credentials a node derives at once: each takes some milliseconds of a thread."""

@@ -22,7 +22,7 @@ MAX_TOKEN_BYTES = 16 * 1024
 MIN_MODULUS_BITS, MAX_MODULUS_BITS = 2048, 8192
 MAX_EXPONENT_BITS = 32
 MAX_KEYS = 100
-"""Most keys read from a set; further keys are ignored."""
+"""Maximal number of keys read from a set; further keys are ignored."""
 MAX_SECONDS = 2**40
 """Latest time that a token may name."""
 MAX_SHOWN = 100

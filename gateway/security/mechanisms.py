@@ -108,7 +108,7 @@ class ScramExchange:
         self._owner = ""
         self._expires_s = 0.0
         self.user = ""
-        """A delegation token's id, if one is used, until the exchange is complete."""
+        """The user. Until the exchange is complete, it is the token's id if the client uses a delegation token."""
         self.by_token = False
         self.complete = False
         self.lifetime_ms: int | None = None

@@ -412,12 +412,7 @@ class SharePartitions:
                 for slot, (_, row), is_written, waiters in zip(slots, rows, written, waiting, strict=True):
                     slot.storing = None
                     if is_written:
-                        slot.dead_letters = _stored_dead_letters(row)
-                        if slot.dead_letters and self._slots.get(slot.key) is slot:
-                            self._notice_dead_letters(slot.key)
-                        for each in waiters:
-                            if not each.done():
-                                each.set_result(None)
+                        self._stored(slot, row, waiters)
                     else:
                         slot.waiting = [*waiters, *slot.waiting]
                         self._drop(slot, ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -429,6 +424,14 @@ class SharePartitions:
                 if slot.storing is not None or slot.key in self._dirty:
                     slot.waiting, slot.storing = [*(slot.storing or ()), *slot.waiting], None
                     self._drop(slot, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def _stored(self, slot: _Slot, row: ShareRow, waiters: Iterable[asyncio.Future[None]]) -> None:
+        slot.dead_letters = _stored_dead_letters(row)
+        if slot.dead_letters and self._slots.get(slot.key) is slot:
+            self._notice_dead_letters(slot.key)
+        for each in waiters:
+            if not each.done():
+                each.set_result(None)
 
     def _next_to_write(self) -> list[_Slot]:
         slots: list[_Slot] = []

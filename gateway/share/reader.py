@@ -21,13 +21,7 @@ from gateway.cluster.clock import ClusterClock
 from gateway.cluster.membership import Membership
 from gateway.config.group import BY_DURATION, duration_ms
 from gateway.coordinator.settings import ShareSettings
-from gateway.coordinator.share.partition import (
-    Acquire,
-    Acquired,
-    LogStartMoved,
-    PartitionSettings,
-    SharePartition,
-)
+from gateway.coordinator.share.partition import Acquire, Acquired, LogStartMoved, PartitionSettings, SharePartition
 from gateway.log.batch_search import first_of_log_since
 from gateway.log.catalog import Catalog
 from gateway.log.tail import KnownOffsets, Tail, TailRead, Watch
@@ -264,7 +258,7 @@ class Reader:
             now_s=now_s,
             max_age_s=self._tail.max_age_s(now_s),
             committed=self._settings.read_committed,
-            # Each holds a record or is passed over, but for those of the window, which others may have.
+            # Each batch yields a record or is skipped. In the window, other members may hold a batch's records.
             max_batches=min(want.left_records + at.end_offset - at.next_offset, MOST_BATCHES),
         )
 

@@ -21,7 +21,7 @@ from gateway.tracing.spans import Attributes, Span, encode_spans
 logger = structlog.stdlib.get_logger(__name__)
 
 MAX_QUEUED = 8_192
-"""Most spans that wait, including those on their way to the collector. A span takes less than a kilobyte."""
+"""Maximal number of waiting spans, including those on their way to the collector. A span takes less than a kilobyte."""
 MAX_BATCH = 512
 LINGER_S = 1.0
 """Spans within this time share a request."""

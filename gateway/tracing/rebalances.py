@@ -16,7 +16,7 @@ from protocol.shown import shown
 from storage.journal import JournalEvent, JournalRow
 
 MAX_GROUPS = 10_000
-"""Most groups whose rebalances are in progress at once. The oldest ones are forgotten first."""
+"""Maximal number of groups whose rebalances are in progress at once. The oldest ones are forgotten first."""
 MS_NS = 1_000_000
 _OVER = frozenset({"Empty", "Dead"})
 """States in which a group has no member, so that its rebalance ends without a row of its own."""

@@ -168,9 +168,12 @@ class Transactions:
         """
         for _ in range(ATTEMPTS):
             read = await self._store.read(transactional_id)
-            decision = rules.add(_producer(read), producer_id, producer_epoch)
-            if decision.error is ErrorCode.INVALID_PRODUCER_ID_MAPPING and not named and partition_keys:
+            producer = _producer(read)
+            decision = rules.add(producer, producer_id, producer_epoch)
+            has_other_id = producer is not None and decision.error is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+            if has_other_id and not named and partition_keys:
                 # A partition remembers a producer whose epochs were used up. Kafka's log refuses its batches as fenced.
+                # If the transactional id has expired, Kafka's coordinator refuses them before its log does.
                 found = await self._store.in_partition(producer_id, partition_keys[0])
                 if found.read is None and found.remembered_epoch != rules.NO_EPOCH:
                     raise KafkaError(ErrorCode.PRODUCER_FENCED)

@@ -11,7 +11,7 @@ create function lease_is_current(p_kind text, p_shard integer, p_node_id integer
 returns boolean
 language plpgsql volatile
 as $$
--- Keep the lease with its owner: a change of owner waits until this transaction has ended, a renewal does not.
+-- Keep the lease with its owner. A change of owner waits until this transaction has ended; a renewal does not wait.
 begin
     perform 1 from coordinator_lease l
     where l.kind = p_kind and l.shard = p_shard and l.node_id = p_node_id and l.lease_epoch = p_lease_epoch
@@ -178,8 +178,8 @@ create function delete_group(
 ) returns text
 language plpgsql volatile
 as $$
--- 'deleted', 'missing', 'fenced' if the lease is not current, or 'more': p_limit of the group's offsets have gone, and
--- the group goes with the last of them. Those that wait for the end of a transaction go, too.
+-- Return 'deleted', 'missing', 'fenced' if the lease is not current, or 'more' if p_limit of the group's offsets were
+-- deleted and others remain. The group is deleted with its last offsets. Pending offsets of transactions are deleted, too.
 declare
     removed integer;
 begin

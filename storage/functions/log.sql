@@ -36,8 +36,8 @@ create function append_chunks(
     out written_lsn        bigint         -- and up to where its log then is on disk; both null: nothing was appended
 )
 language plpgsql volatile
--- To plan these statements for the lengths of each call's arrays takes longer than to run them. A plan for any length
--- must be right for a long log, too: it looks rows up one by one.
+-- Planning these statements for the array lengths of each call takes longer than running them, so use a generic plan.
+-- The generic plan must also suit a long log, so it looks rows up one by one.
 set plan_cache_mode = force_generic_plan
 set enable_hashjoin = off
 set enable_mergejoin = off
@@ -284,7 +284,7 @@ begin
                             select from transactional_producer t
                             where t.producer_id = p_producer_ids[s] and t.producer_epoch > p_producer_epochs[i]
                         ) then 'invalid_producer_epoch'
-                        -- The epochs of the id were used up, and its transactional id has another one.
+                        -- The producer id has used up its epochs, and its transactional id has another producer id now.
                         when state_known[s] and not exists (
                             select from transactional_producer t where t.producer_id = p_producer_ids[s]
                         ) then 'invalid_producer_epoch'
@@ -312,7 +312,7 @@ begin
                     state_counts[s] := 0;
                 end if;
             elsif open_at_zero[s] and p_base_sequences[i] <> 0 then
-                -- Its first batch is still on the way, and would be refused behind this one.
+                -- The producer's first batch is still on the way, and would be refused behind this batch.
                 refusals[i] := 'out_of_order_sequence';
                 open_chunk := false;
                 continue;
@@ -782,7 +782,7 @@ begin
         many        := many or p_runs[i][5] > 1;
         if begins then
             any_begun := true;
-            -- least ignores null.
+            -- least() ignores nulls.
             last_stable_offsets[p_runs[i][1]] := least(
                 last_stable_offsets[p_runs[i][1]],
                 bases[p_runs[i][1]] + p_runs[i][17]);
@@ -970,7 +970,7 @@ begin
         where p.partition_key = p_partition_keys[i] and not p.deleted
             and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
         continue when not found;
-        -- Records that a transaction has begun with may have been deleted before it ends.
+        -- The first records of an open transaction may have been deleted.
         last_stable_offset := greatest(coalesce(last_stable_offset, high_watermark), log_start_offset);
         end_offset := case when p_committed[i] then last_stable_offset else high_watermark end;
         any_aborted := p_committed[i] and exists (
@@ -1027,7 +1027,7 @@ begin
             limit_bytes     := limit_bytes - counted_bytes;
             remaining_bytes := remaining_bytes - counted_bytes;
             spare_bytes     := spare_bytes - (candidate.size_bytes - counted_bytes);
-            -- Of the chunk that holds the offset maybe one lies behind it.
+            -- In the chunk that holds the offset, perhaps only one batch lies at or behind the offset.
             spare_batches   := spare_batches - case when candidate.base_offset < p_offsets[i] then 1 else candidate.batch_count end;
             exit when limit_bytes <= 0 or spare_bytes <= 0 or spare_batches <= 0;
         end loop;

@@ -407,9 +407,9 @@ create function truncate_inline(p_slot smallint) returns boolean
 language plpgsql volatile
 set lock_timeout = '200ms'
 as $$
--- Empty a slot that is not the current one and holds no live chunk; return whether it did. The lock comes before the
--- check: an append that read this slot as the current one has ended, or will find it empty and fill it. Readers are
--- kept out only for the TRUNCATE itself.
+-- Empty a slot that is not the current one and holds no live chunk. Return whether the slot was emptied. Lock before the
+-- check: an append that took this slot for the current one has then ended, or will fill the emptied slot. Readers wait
+-- only during the TRUNCATE.
 begin
     execute format('lock table inline_records_%s in share row exclusive mode', p_slot);
     perform 1 from inline_rotation r where r.current_slot = p_slot;

@@ -144,7 +144,7 @@ begin
             and (l.node_id = p_node_id or l.expires_at <= now_)
         order by l.shard for update;
     exception when lock_not_available then
-        -- The rows that were locked are free again: no writer waits for this call while the call waits for another.
+        -- The locked rows are free again. No writer must wait for this call while this call waits for another writer.
         null;
     end;
     select coalesce(array_agg(free.shard), '{}') into locked
@@ -194,7 +194,7 @@ $$;
 create function withdraw_node(p_node_id integer, p_incarnation bigint) returns void
 language plpgsql volatile
 as $$
--- Ends a registration, unless it has been superseded: a renewal that was sent before does not begin it again.
+-- End a registration, unless another one has replaced it. A renewal that was sent earlier cannot revive it.
 begin
     update node set expires_at = clock_timestamp(), incarnation = incarnation + 1
     where node_id = p_node_id and incarnation = p_incarnation;

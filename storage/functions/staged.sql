@@ -7,7 +7,7 @@ create function take_staged(
 ) returns boolean
 language plpgsql volatile
 set plan_cache_mode = force_generic_plan
--- A plan may be made while the staging tables are empty, and must stay right when they are not.
+-- Postgres may make the plan while the staging tables are empty. The plan must also suit full tables.
 set enable_seqscan = off
 as $$
 -- Delete staged transactions. Their records were read by an earlier statement. If any of them has gone since, another

@@ -142,7 +142,7 @@ declare
     unfit        text;
     committed_ms bigint;
 begin
-    -- Held until these offsets are durable: a node that ends the transaction waits for them.
+    -- This lock is held until the offsets are durable. A node that ends the transaction waits for it.
     select t.producer_id, t.producer_epoch into producer
     from transactional_producer t
     where t.transactional_id = p_transactional_id
@@ -160,7 +160,7 @@ begin
                 select from pending_offset o where o.producer_id = p_producer_id limit p_max_pending
             ) pending
         ) > p_max_pending and (
-            -- The sum counts an offset twice if the transaction has committed its partition before.
+            -- The sum above counts a partition twice if the transaction has committed an offset of it before.
             select count(*) from (
                 select p_group_ids[added.fence_position], added.topic_id, added.partition_index
                 from unnest(p_fence_positions, p_topic_ids, p_partition_indexes)
@@ -293,7 +293,7 @@ declare
     producer record;
     groups   text[];
 begin
-    -- The row's lock is held from here; a commit of offsets in the transaction waits for it.
+    -- This transaction holds the row's lock from here on. A commit of offsets in the ending transaction waits for the lock.
     select t.producer_id into producer
     from transactional_producer t
     where t.transactional_id = p_transactional_id and t.revision = p_revision and t.state = 'Ongoing'
@@ -422,7 +422,7 @@ create function mark_partitions(
 )
 language plpgsql volatile
 as $$
--- The marker in the next partitions of the producer's transaction, each with all of what it has there.
+-- Append the marker to the next partitions of the producer's transaction. Each partition is ended as a whole.
 declare
     keys     bigint[];
     appended record;

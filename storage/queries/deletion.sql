@@ -56,7 +56,7 @@ select count(*) from removed;
 select delete_partitions($1);
 
 -- name: delete_offsets_of_topic
--- At most $2 offsets committed for a topic, each found by its key; how many they were.
+-- Delete at most $2 offsets committed for a topic, each found by its key; return their number.
 with doomed as materialized (
     select group_id, partition_index
     from committed_offset

@@ -33,7 +33,7 @@ select
 from cluster;
 
 -- name: adopt_history
--- The history that the database is in; a new one if there must be one.
+-- Return the history that the database is in. Begin another one if the database lost commits.
 select adopt_history($1, $2);
 
 -- name: partition_epochs

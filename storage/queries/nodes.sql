@@ -132,7 +132,7 @@ where n.expires_at > clock_timestamp()
 order by n.node_id;
 
 -- name: node_reports
--- Live nodes: the shards that each holds of each kind, and how far its catalog was behind when it last renewed itself.
+-- Live nodes: the shards of each kind that a node holds, and how far its catalog was behind at its last renewal.
 select
     n.node_id, n.listeners, n.rack, n.incarnation, n.announced,
     (extract(epoch from clock_timestamp() - n.registered_at) * 1000)::bigint as registered_ms_ago,
@@ -152,8 +152,8 @@ where n.expires_at > clock_timestamp()
 order by n.node_id;
 
 -- name: metadata_log
--- The committed revision, and of each live node the one it had come to when it was last heard of (Unix ms; null: it has
--- not said), and the epoch at which it has the lease of shard $2 of kind $1, if it has.
+-- The committed revision. For each live node: the revision that it had reached at its last renewal (null: not reported),
+-- the time of that renewal (Unix ms), and its epoch if it holds the lease of shard $2 of kind $1.
 select
     n.node_id, n.listeners, n.rack, n.incarnation, n.announced, nullif(n.catalog_revision, 0) as node_revision,
     (extract(epoch from greatest(n.registered_at, n.renewed_at)) * 1000)::bigint as heard_ms,

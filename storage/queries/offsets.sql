@@ -81,7 +81,7 @@ order by o.group_id, t.name, o.partition_index
 limit $2;
 
 -- name: offsets_behind
--- At most $4 of what the group has committed, behind a topic's partition; `topic` is null where it is of a deleted one.
+-- At most $4 of the group's committed offsets, behind a topic's partition. `topic` is null if the topic was deleted.
 select
     t.name as topic, o.topic_id, o.partition_index, o.committed_offset, o.leader_epoch, o.metadata,
     o.commit_timestamp_ms, o.expire_timestamp_ms

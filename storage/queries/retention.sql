@@ -51,5 +51,5 @@ from (
 where past_time or past_size;
 
 -- name: delete_below_log_start
--- Whole chunks below the log start, oldest first, at most $2.
+-- Delete at most $2 chunks that lie wholly below the log start, the oldest first.
 select * from delete_below_log_start($1, $2);

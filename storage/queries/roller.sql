@@ -62,7 +62,7 @@ from pg_sequences
 where schemaname = current_schema() and sequencename = 'log_object_object_id_seq' and coalesce(last_value, 0) < $1::bigint;
 
 -- name: store_trimmed_size
--- Store how many bytes are left of a sealed object whose writer did not say it.
+-- Store the size of a sealed object whose writer did not report it.
 update log_object set size_bytes = $2 where object_id = $1 and size_bytes is null;
 
 -- name: mark_unreferenced

@@ -88,7 +88,7 @@ select create_acls($1, $2, $3, $4, $5, $6, $7, $8);
 select delete_acls($1) as acl_key;
 
 -- name: acls
--- All there are.
+-- All ACLs.
 select resource_type, pattern_type, resource_name, principal, host, operation, permission from acl;
 
 -- name: cluster_id

@@ -9,7 +9,8 @@ from transactional_producer t
 where t.transactional_id = any ($1::text[]);
 
 -- name: all_transactional_producers
--- The next $2 behind an id, in the order of their ids, and how long ago each one's last transaction began.
+-- The next $2 producers behind a transactional id, in the order of these ids, and how long ago each producer's last
+-- transaction began.
 select
     t.transactional_id, t.producer_id, t.state,
     (extract(epoch from clock_timestamp() - coalesce(t.started_at, t.last_started_at)) * 1000)::bigint as begun_ms

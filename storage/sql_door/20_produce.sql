@@ -59,7 +59,7 @@ create or replace function kafka.produce(
 ) returns integer
 language plpgsql volatile security definer parallel unsafe
 set search_path = sluice, pg_temp
--- A plan may be made while the staging tables are empty, and must stay right when they are not.
+-- Postgres may make the plan while the staging tables are empty. The plan must also suit full tables.
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 as $$

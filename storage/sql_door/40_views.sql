@@ -113,7 +113,7 @@ where kafka.may_describe('group', e.group_id);
 create or replace function sluice.door_varint(p_bytes bytea, inout p_at integer, out value bigint)
 language plpgsql immutable
 as $$
--- The zigzag varint at a position, and the position behind it.
+-- Return the zigzag varint at a position, and the position behind the varint.
 declare
     byte integer;
     bits integer := 0;

@@ -39,7 +39,7 @@ def test_span_that_touches_a_stall_is_left_out(span: tuple[float, float], kept: 
 def test_separate_process_syncs_while_the_context_lasts(tmp_path: Path) -> None:
     began = time.perf_counter()
     with watching(tmp_path) as disk:
-        # The file exists before its first sync, and nothing else is created here.
+        # The file exists before its first sync, and no other file is created here.
         while not any(tmp_path.iterdir()):
             assert time.perf_counter() - began < 30
     ended = time.perf_counter()

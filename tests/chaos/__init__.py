@@ -1,1 +1,1 @@
-"""Faults under load against a real gateway and a real Postgres: afterwards every acknowledged record must be there."""
+"""Faults under load against a real gateway and a real Postgres. Afterwards no acknowledged record may be missing."""

@@ -143,8 +143,9 @@ def read_all(bootstrap: str, topic: str, partitions: int) -> dict[tuple[int, int
 
 
 def assert_nothing_lost(load: Load) -> None:
-    """Assert that every acknowledged record is at its offset, once, and that every acknowledged commit, or a later one,
-    is there."""
+    """Assert that every acknowledged record is at its offset exactly once, and that each committed offset is the
+    acknowledged one or a later one.
+    """
     assert not load.failed, load.failed[:5]
     assert load.acknowledged
     records = read_all(load.bootstrap, load.topic, load.partitions)

@@ -55,7 +55,7 @@ READ_BYTES = (1, 200, 600, 10**6)
 
 
 class Told(Protocol):
-    """Something that a node learns when its event loop runs it."""
+    """A notification to a node. The node's event loop calls it."""
 
     def __call__(self) -> None: ...
 
@@ -146,7 +146,7 @@ class Run:
         self.under_way: dict[int, set[PartitionKey]] = {}
         self.untold: list[Told] = []
         self.elsewhere = self.chance.choice((0.0, 0.2, 0.5))
-        """Share of the transactions that another node ends."""
+        """Share of the transactions that are ended by another node than the one that began them."""
         self.disorder = self.chance.choice((0.0, 0.02, 0.2, 0.5))
         self.settled = False
         self.count = 0

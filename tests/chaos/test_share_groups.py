@@ -51,7 +51,7 @@ class Books:
 
 
 class Worker:
-    """One member after another, on one connection after another."""
+    """A member that is replaced whenever it ends, and reconnects whenever its connection is lost."""
 
     def __init__(self, gateway: GatewayProcess, group_id: str, topic: str, books: Books, seed: str) -> None:
         self._gateway = gateway

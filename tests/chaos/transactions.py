@@ -22,7 +22,7 @@ CALL_S = 5.0
 """Seconds that one call of a client may take before it is repeated."""
 
 Place = tuple[int, int, int]
-"""Place of a record: its producer, its transaction, and its index there."""
+"""Identity of a record: its producer, its transaction, and its index within the transaction."""
 
 
 class Outcome(Enum):

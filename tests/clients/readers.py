@@ -32,7 +32,7 @@ HEARTBEAT_MS = 300
 """Milliseconds. At 100 ms members joined anew when the machine let a gateway stand still for a second: librdkafka had
 given up on answers that carried new epochs."""
 READ_S = 20.0
-"""Seconds that a record may be on its way."""
+"""Maximal number of seconds between a record's production and its receipt."""
 LOOK_S = 0.05
 ONE_AT_A_TIME = {"queued.min.messages": 1, "fetch.message.max.bytes": 1, "statistics.interval.ms": 50}
 """With these settings librdkafka holds one batch. It asks for the next a second later (`fetch.queue.backoff.ms`),

@@ -102,7 +102,7 @@ class Scoreboard:
         )
 
     def revoked_of(self, member: str) -> frozenset[int]:
-        """All partitions that the member was asked to revoke."""
+        """All partitions that the member was ever asked to revoke."""
         return frozenset().union(*(partitions for name, partitions in self.revoked if name == member))
 
     def duplicates(self) -> list[tuple[int, int]]:
@@ -111,7 +111,9 @@ class Scoreboard:
 
 
 class Ownership(Scoreboard):
-    """Note partitions that a member receives while another owns them, or receives although it owns them."""
+    """Note each partition that a member receives while another member owns it, or although the member itself owns it
+    already.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +174,7 @@ class ConsumerThread(threading.Thread, ABC):
 
     @abstractmethod
     def poll_once(self) -> None:
-        """Wait a moment for records and report them."""
+        """Wait a moment for records, and report those that arrived."""
 
     @abstractmethod
     def close_consumer(self) -> None:

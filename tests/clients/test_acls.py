@@ -47,7 +47,7 @@ def add(admin: AdminClient, *bindings: AclBinding) -> None:
 
 
 def consumed(bootstrap: str, topic: str, group: str) -> bytes | int:
-    """Return the first record, or the code of the error that prevents it."""
+    """Return the first record, or the code of the error that the client reports instead."""
     settings = {"bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest"}
     consumer = Consumer(settings)
     try:

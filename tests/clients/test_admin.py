@@ -191,7 +191,9 @@ def test_kafka_python_describes_broker_settings_and_log_sizes(kafka_python: Kafk
 def test_kafka_python_describes_transactions_and_aborts_one(
     kafka_python: KafkaAdminClient, gateway: GatewayProcess
 ) -> None:
-    """Only kafka-python among these admin clients can do this. Aborting in one partition aborts the transaction."""
+    """Abort a transaction in one partition, which aborts all of it. Among these admin clients only kafka-python can do
+    this.
+    """
     topic, name = fresh(), fresh()
     kafka_python.create_topics({topic: {"num_partitions": 2, "replication_factor": 1}})
     producer = Producer({"bootstrap.servers": gateway.bootstrap, "transactional.id": name})

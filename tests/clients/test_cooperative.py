@@ -5,7 +5,7 @@ in increments. It loses them only if the coordinator has removed its member, and
 """
 
 # pyright: reportAttributeAccessIssue=false
-# kafka-python's types declare less of its admin client than it can do.
+# kafka-python's type stubs declare only a part of its admin client.
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Reader(ConfluentConsumer):
 
 
 class Scene:
-    """Two cooperative members that own the topic `name(0)` and may come to own others."""
+    """Two cooperative members that own the topic `name(0)`. They may receive further topics."""
 
     def __init__(self, gateway: GatewayProcess, *, pattern: bool = False) -> None:
         self.bootstrap, self.group = gateway.bootstrap, f"g-{uuid.uuid4().hex[:8]}"
@@ -146,7 +146,7 @@ def test_a_topic_that_a_pattern_matches_comes_as_an_increment(gateway: GatewayPr
 
 
 def test_a_changed_subscription_moves_only_what_it_changes(gateway: GatewayProcess) -> None:
-    """Each member in turn subscribes to one more topic, owns all of it, and then unsubscribes from it."""
+    """Each member in turn subscribes to a further topic, owns all its partitions, and then unsubscribes from it."""
     with scene_on(gateway) as scene:
         scene.create(1)
         for reader in scene.readers:
@@ -166,7 +166,7 @@ def test_a_changed_subscription_moves_only_what_it_changes(gateway: GatewayProce
 
 
 class Refusals(logging.Handler):
-    """Collect the coordinator's answers that end a membership, as the client logs them."""
+    """Collect the errors from the coordinator that end a membership, as the client logs them."""
 
     def __init__(self) -> None:
         super().__init__()

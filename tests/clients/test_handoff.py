@@ -2,7 +2,7 @@
 and which requests do not wait."""
 
 # pyright: reportAttributeAccessIssue=false
-# kafka-python's types declare less of its admin client than it can do.
+# kafka-python's type stubs declare only a part of its admin client.
 
 from __future__ import annotations
 
@@ -93,7 +93,9 @@ def test_drained_partitions_are_read_once(gateway_factory: GatewayFactory, kind:
 
 @pytest.mark.parametrize("kind", ["eager", "cooperative"])
 def test_a_held_member_of_a_short_session_stays_a_member(gateway_factory: GatewayFactory, kind: str) -> None:
-    """Point 28 of the acceptance list: the session lasts six seconds, and the awaited work takes two of them."""
+    """Point 28 of the acceptance list: the session timeout is six seconds, and the work that the new owner waits for
+    takes two.
+    """
     session_s = 6.0
     stage = Stage(gateway_factory(QUICK), kind)
     admin = AdminClient({"bootstrap.servers": stage.gateway.bootstrap})
@@ -133,8 +135,9 @@ def test_a_held_member_of_a_short_session_stays_a_member(gateway_factory: Gatewa
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_prefetched_records_do_not_delay_a_handoff(gateway: GatewayProcess, kind: str) -> None:
-    """Point 26 of the acceptance list: the gateway has served all of a busy topic, and the application has received
-    little of it."""
+    """Point 26 of the acceptance list: the gateway has served a busy topic to its end, but the application has
+    processed little of it.
+    """
     client, assignor = KINDS[kind]
     base: type[ConfluentConsumer] = client
 

@@ -1,7 +1,7 @@
 """Iggy's handoff scenarios with stock consumers: members join, leave or fall silent while others wait."""
 
 # pyright: reportAttributeAccessIssue=false
-# kafka-python's types declare less of its admin client than it can do.
+# kafka-python's type stubs declare only a part of its admin client.
 
 from __future__ import annotations
 

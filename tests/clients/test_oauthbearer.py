@@ -1,4 +1,4 @@
-"""Stock clients authenticate by access tokens, and continue with new ones."""
+"""Stock clients authenticate with access tokens, and continue with new tokens when these expire."""
 
 # The type stubs of these clients declare only a part of their API.
 # pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false, reportCallIssue=false

@@ -1,4 +1,6 @@
-"""The observer and its guard with stock clients: no report while they behave, and one owner if a leader does not."""
+"""The observer and its guard with stock clients. It reports nothing while they follow the protocol. If a leader breaks
+it, each partition still has one owner.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ PARTITIONS = 6
 
 
 class EagerLeader(CooperativeStickyAssignor):
-    """An assignor that claims to be cooperative, but moves partitions while their owners still claim them."""
+    """An assignor that claims to be cooperative, but assigns partitions that another member still claims."""
 
     def assign(self, cluster: Any, members: Any) -> Any:
         return StickyPartitionAssignor.assign(self, cluster, members)  # pyright: ignore[reportCallIssue]
@@ -34,7 +36,7 @@ class RudeConsumer(KafkaPythonConsumer):
 
 
 def violations(gateway: GatewayProcess) -> dict[str, float]:
-    """Violations by kind, as the node counts them."""
+    """Violations by kind, from the node's metrics."""
     with urllib.request.urlopen(f"{gateway.metrics_url}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     samples = (line.rpartition(" ") for line in lines if line.startswith("sluice_group_protocol_violations_total{"))

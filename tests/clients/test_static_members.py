@@ -15,7 +15,7 @@ from tests.steps.waiting import wait_for
 SESSION_S = 6
 """Kafka's shortest session."""
 STOPPED_S = SESSION_S + 2
-"""The node notices that it was stopped, and does not end the session for it."""
+"""A stopped node notices when it continues that it was stopped, and does not end the session because of the pause."""
 
 
 def test_static_member_goes_on_after_a_commit_without_a_member_id(gateway: GatewayProcess) -> None:

@@ -1,4 +1,4 @@
-"""The tutorial of the documentation, executed block by block as it stands there."""
+"""The tutorial of the documentation. The test executes its blocks one after another."""
 
 from __future__ import annotations
 

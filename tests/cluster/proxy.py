@@ -164,7 +164,9 @@ class PostgresProxy:
         self._loop.run(self._call(cut))
 
     def move(self, database_url: str) -> None:
-        """Lead to another server from now on, as after a failover, and cut the connections to the former one."""
+        """Connect clients to another server from now on, as after a failover, and cut their connections to the former
+        server.
+        """
         self._upstream = _address(database_url)
         self.reset()
 

@@ -89,7 +89,8 @@ class Readers:
             try:
                 consumer.commit(asynchronous=False)
             except confluent_kafka.KafkaException as error:
-                # The commit was refused or not answered, so the next owner reads the records since the last one again.
+                # The commit was refused or not answered, so the next owner reads the records since the last successful
+                # commit again.
                 self._errors.append(str(error))
 
         def on_assign(_: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:

@@ -24,7 +24,7 @@ READ_SECONDS = 90.0
 
 
 class Balancer:
-    """Listen on ports of localhost, and pass each connection to one of the port's targets in turn that accepts it."""
+    """Listen on ports of localhost. Pass each connection to the next of the port's targets that accepts it."""
 
     def __init__(self, loop: LoopThread, routes: Mapping[int, Sequence[int]]) -> None:
         self.accepted: Counter[int] = Counter()

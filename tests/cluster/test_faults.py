@@ -174,7 +174,9 @@ def _serve_a_load(nodes: Sequence[GatewayProcess]) -> None:
 
 
 async def test_a_commit_that_postgres_holds_costs_no_lease(gateway_factory: GatewayFactory, database_url: str) -> None:
-    """Postgres holds the commit for longer than the group's lease lasts, and renewals continue beside it."""
+    """Postgres delays the commit for longer than the group's lease lasts, and renewals of the lease succeed in the
+    meantime.
+    """
     node = gateway_factory(database_url=database_url, environment={"SLUICE_NODE_TTL_MS": "3000"})
     group, topic = fresh("kept"), await asyncio.to_thread(create_topic, node.bootstrap, 1)
     postgres = await asyncpg.connect(database_url)

@@ -55,7 +55,7 @@ async def epoch_of(client: WireClient, topic: str) -> int:
 
 
 async def epoch_after(client: WireClient, topic: str, before: int) -> int:
-    """Return the leader epoch once the node has read the new one. Until then the node names the one that it knew."""
+    """Wait until the node has read the new leader epoch, and return it. Until then the node responds with the old."""
     return await until(lambda: epoch_of(client, topic), "a new epoch", holds=lambda epoch: epoch > before)
 
 
@@ -78,7 +78,8 @@ async def test_acknowledged_records_that_a_restore_removed_are_served_by_no_node
             restorable.save()
             await until_ok(on_a, "t")
             for _ in range(LOST - 1):
-                # A node that acknowledged no lost record misses nothing before it renews itself.
+                # A node that acknowledged none of the lost records notices the loss only when it renews its
+                # registration.
                 await until_ok(on_b, "t")
             before = await epoch_of(on_a, "t")
             assert (await fetched(on_a, "t", KEPT, before)).records

@@ -1,4 +1,4 @@
-"""Topics, partitions and groups that one node creates, changes or deletes, as clients of the other nodes see them."""
+"""Topics, partitions and groups that one node creates, changes or deletes, seen by clients of the other nodes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.wire import WireClient
 PATIENCE_S = 30.0
 NAMES = ("first", "second")
 NO_TICK = {"reconcile.periodic.interval.ms": "30000"}
-"""The periodic pass is off: a change that is known within PATIENCE_S / 3 was found another way."""
+"""The periodic pass is off. So a change that a node knows within PATIENCE_S / 3 was announced to it."""
 
 
 async def partitions_of(client: WireClient, topic: str) -> int:
@@ -146,7 +146,7 @@ async def test_a_change_without_notification_is_known_after_an_interval(
                 await grow(on_a, topic, count)
                 took.append(await seconds_until_known(on_b, topic, count))
                 assert metric(b, 'sluice_reconcile_passes_total{trigger="notified"}') == before
-            # A request for a new topic waits until the node has looked for it.
+            # A request that names a new topic waits until the node has looked the topic up.
             proxy.delay(0.2)
             late = fresh("late")
             await create_by_frame(on_a, late)

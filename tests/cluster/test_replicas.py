@@ -170,14 +170,14 @@ async def test_the_leader_redirects_a_consumer_to_a_replica_in_its_rack(start: S
         sent = await read(zero, topic, 0, "b")
         assert (sent.error_code, sent.preferred_read_replica, taken(sent)) == (ErrorCode.NONE, 1, 0)
         assert (sent.high_watermark, sent.log_start_offset) == (1, 0)
-        # A node serves the consumer itself if it is the preferred replica, if it is in the consumer's rack, or if no
-        # replica is.
+        # A node serves the consumer itself in three cases: it is the preferred replica, it is in the consumer's rack,
+        # or no replica is in that rack.
         for client, rack in ((one, "b"), (zero, "a"), (zero, "elsewhere"), (zero, "c"), (zero, ""), (two, "b")):
             here = await read(client, topic, 0, rack)
             assert (here.error_code, here.preferred_read_replica) == (ErrorCode.NONE, -1), rack
             assert taken(here) > 61, rack
         assert taken(await read(zero, topic, 0, "", 10)) > 61
-        # The leader refuses an offset outside the log itself, as every node does.
+        # The leader refuses an offset that is out of range, as every node does.
         for client in (zero, one):
             beyond = await read(client, topic, 2, "b")
             assert (beyond.error_code, beyond.preferred_read_replica) == (ErrorCode.OFFSET_OUT_OF_RANGE, -1)
@@ -189,7 +189,8 @@ async def test_the_leader_redirects_a_consumer_to_a_replica_in_its_rack(start: S
         assert (await zero.send(produce(topic), 9)).responses[0].partition_responses[0].base_offset == 1
         (part,) = (await waiting).responses[0].partitions
         assert (part.error_code, part.high_watermark) == (ErrorCode.NONE, 2)
-        # A record acknowledged by one node is readable on the next, even if that one has not heard of it.
+        # A record that one node has acknowledged can be read from another node, even before that node learns of the
+        # append.
         for offset in range(2, 22):
             assert (await zero.send(produce(topic), 9)).responses[0].partition_responses[0].base_offset == offset
             told = await read(one, topic, offset + 1, "b")

@@ -97,7 +97,7 @@ def scene(postgres: Databases) -> Iterator[Scene]:
         for protocol in ("classic", "consumer", "empty"):
             found[protocol] = {group_coordinated_by(node, nodes): node for node in nodes}
             for number, group in enumerate(found[protocol]):
-                # Change the group's setting through a node that does not coordinate it.
+                # Change the group's setting through a node that does not coordinate the group.
                 node, places = nodes[number - 1], [TopicPartition(topics[number], 0, number + 1)]
                 alter(node, GROUP, group, "group.handoff.mode", "drain")
                 if protocol == "empty":

@@ -21,7 +21,7 @@ TAKEN_OVER_S = 30.0
 
 
 async def begin(clients: list[WireClient], group_id: str, topic: str) -> int:
-    """Reset partition 0 to its beginning through the node that coordinates the group, and return which node that is."""
+    """Reset partition 0 to its beginning through the group's coordinator, and return that node."""
     part = AlterShareGroupOffsetsRequestPartition(partition_index=0, start_offset=0)
     asked = AlterShareGroupOffsetsRequestTopic(topic_name=topic, partitions=(part,))
     request = AlterShareGroupOffsetsRequest(group_id=group_id, topics=(asked,))

@@ -82,7 +82,7 @@ async def test_a_group_continues_when_its_coordinator_ends(cluster: Cluster, end
 
 
 async def leaders_of(topic: str, client: WireClient) -> list[str]:
-    """Return the leader of each partition, as the client's node names it."""
+    """Return the leader of each partition according to the client's node."""
     asked = MetadataRequest(topics=(MetadataRequestTopic(name=topic),), allow_auto_topic_creation=False)
     answer = await client.send(asked, 9)
     at = {node.node_id: f"{node.host}:{node.port}" for node in answer.brokers}

@@ -1,4 +1,6 @@
-"""One producer's transactions over several nodes: a transaction that one node remembers may have ended on another."""
+"""One producer's transactions over several nodes: another node may have ended a transaction that a node still
+remembers.
+"""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Reader(threading.Thread):
         assert not self.is_alive()
 
     def _told(self, error: KafkaError) -> None:
-        # librdkafka's own codes below zero say that a node went away, which is expected here.
+        # librdkafka's own error codes (below zero) report a lost node, which is expected here.
         if error.code() >= 0 and not error.retriable():
             self.errors.append(error)
 

@@ -45,7 +45,7 @@ LOG_CHARACTERS = 500
 LIMIT_SECONDS = 2700.0
 """Seconds for all suites together. With checks and tests before it, continuous integration has an hour."""
 LONG_SECONDS = 1200.0
-"""Suites with a larger limit start before the others."""
+"""Suites with a larger limit start earlier."""
 BUILD_TRIES = 2
 END_SECONDS = 0.1
 FLAKY = "flaky: failed first, passed then"

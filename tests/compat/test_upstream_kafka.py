@@ -165,3 +165,21 @@ def test_nodes_get_the_requested_roles_only_for_listed_tests(
     asked: dict[str, Any], *, with_roles: bool, places: list[tuple[int | None, int | None]]
 ) -> None:
     assert outside._places(asked, 2, with_roles=with_roles) == places  # noqa: SLF001 - what is started, and in what order
+
+
+def test_shares_hold_each_test_once_and_whole_classes() -> None:
+    chosen = {
+        "4.0.1": {"A.x": "k.A#x", "A.y": "k.A#y", "B.x": "k.B#x"},
+        "4.2.0": {"A.x[c]": "k.A#x", "C.x": "k.C#x", "C.y": "k.C#y", "C.z": "k.C#z"},
+    }
+    shares = kafka.shared_out(chosen, 2)
+    held = [(version, row, name) for share in shares for version, tests in share.items() for row, name in tests.items()]
+    assert sorted(held) == sorted((version, row, name) for version in chosen for row, name in chosen[version].items())
+    assert [sum(map(len, share.values())) for share in shares] == [4, 3]
+    homes = {
+        (version, name.partition("#")[0], number)
+        for number, share in enumerate(shares)
+        for version, tests in share.items()
+        for name in tests.values()
+    }
+    assert len(homes) == 4

@@ -1,4 +1,4 @@
-"""Bytes of records as the console shows them."""
+"""Keys and values of records in the forms in which the console shows them."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Rows:
         self.handoffs.append({**row, "source_member_id": source, "target_member_id": target, "mark_offset": None})
 
     def drawn(self, from_ms: int = 0, to_ms: int = 100_000) -> dict[str, Any]:
-        """Return the timeline as the page receives it."""
+        """Return the timeline in the form that the page receives."""
         members = {
             member: {"member_id": member, "client_id": client, "client_host": "/10.0.0.1"}
             for member, client in ((A, "ana"), (B, "bob"), (C, "bob"))

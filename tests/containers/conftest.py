@@ -15,7 +15,7 @@ from tests.containers.engine import Engine, NoEngineError, debian, missing, netw
 from tests.postgres import CONTAINER_IMAGE, short_directory
 
 OLDEST, NEWEST = "bookworm", "trixie"
-"""Debian's releases with the oldest supported Python, 3.11, and with the newest that a release has."""
+"""Debian releases: one with the oldest supported Python, 3.11, and one with the newest Python of any release."""
 
 ORDINARY_USER = 1000
 PYTHON_IMAGE = "python:3.12-slim"
@@ -105,7 +105,7 @@ def _derive(engine: Engine, image: str, dockerfile: str, files: dict[str, Path])
 
 @pytest.fixture
 def checkout() -> Iterator[Path]:
-    """Copy the project's own files and nothing else, as a clone has them."""
+    """Copy the files of the project that a clone would have."""
     root = Path(__file__).parents[2]
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=True, timeout=60).stdout
     with short_directory() as directory:

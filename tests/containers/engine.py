@@ -157,6 +157,8 @@ def debian(release: str) -> Path:
 
 
 def network() -> dict[str, str]:
-    """Return the environment by which pip in a container on the host's network uses the same indexes as pip here."""
+    """Return environment variables by which pip in a container on the host's network uses this machine's package
+    indexes.
+    """
     handed = {name: os.environ[name] for name in _HANDED_ON if name in os.environ}
     return {"PIP_CERT": str(CERTIFICATES), "PIP_DISABLE_PIP_VERSION_CHECK": "1", **handed}

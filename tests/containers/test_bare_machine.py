@@ -1,4 +1,4 @@
-"""The README's two commands, and the tester's install, on a machine with Python, make and git and nothing else."""
+"""The README's two commands, and a tester's installation, on a machine that has only Python, make and git."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ RECORDS = 100
 PROJECT = "sluice-test"
 VERSION = "1.2.3"
 MAX_ADDED_BYTES = 128 * 1024 * 1024
-"""Most bytes that the Dockerfile may add to its base: python:3.12-slim has 120 MB, and the image may have 250 MB."""
+"""Bytes that the Dockerfile may add to its base: python:3.12-slim has 120 MB, and the image may have 250 MB."""
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def compose(engine: Engine, image: str, postgres_image: str, tmp_path: Path) -> 
 
 
 def round_trip(bootstraps: Sequence[str], topic: str, count: int = RECORDS) -> None:
-    """Assert that a stock client reads from these brokers what it wrote to them."""
+    """Assert that a stock client can write to these brokers and read the same records back."""
     sent = [f"record {number}".encode() for number in range(count)]
     for number, bootstrap in enumerate(bootstraps):
         producer = Producer({"bootstrap.servers": bootstrap})
@@ -115,7 +115,7 @@ def round_trip(bootstraps: Sequence[str], topic: str, count: int = RECORDS) -> N
 
 @pytest.mark.timeout(BUILD_SECONDS + 2 * HEALTHY_SECONDS)
 def test_the_image_serves_on_a_read_only_root_without_capabilities(engine: Engine, image: str) -> None:
-    """The manifests for Kubernetes confine it in the same way."""
+    """The test confines the container as the manifests for Kubernetes do."""
     (port,) = free_ports(1)
     confined = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
     given = ("--publish", f"127.0.0.1:{port}:9092", "--env", f"SLUICE_ADVERTISE=localhost:{port}")

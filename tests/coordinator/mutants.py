@@ -45,7 +45,7 @@ class Mutant:
     seeds: int = 400
     """The most runs in which the bug must be found: some need rare events."""
     found_by: tuple[int, ...] = ()
-    """Seeds that have found it."""
+    """Seeds that have found the defect."""
 
     @property
     def module(self) -> str:

@@ -218,7 +218,7 @@ class Scene:
         return self.send_silent(Tick())
 
     def advance(self, ms: int) -> None:
-        """Let time pass, with a Tick exactly at each deadline on the way."""
+        """Let time pass, and send a Tick exactly at each deadline on the way."""
         until_ms = self.now_ms + ms
         while True:
             deadline_ms = next_deadline(self.group)

@@ -80,7 +80,7 @@ def test_disjoint_protocols_are_refused_and_the_member_can_still_rejoin() -> Non
 
 
 def test_the_protocol_type_is_null_on_errors_and_set_on_success() -> None:
-    """Scenario 6: the handler writes what the version has."""
+    """Scenario 6: the machine answers with all fields, and the handler writes the fields of the request's version."""
     scene = Scene()
     (a,) = scene.stable("a")
     assert scene.join("a", a).join.protocol_type == "consumer"
@@ -120,7 +120,7 @@ def test_max_size_counts_a_returning_static_member_once() -> None:
 
 
 def test_all_incumbents_may_rejoin_a_full_group() -> None:
-    """Scenario 10: and a newcomer is turned away while they do."""
+    """Scenario 10: members in the group rejoin, and a newcomer is refused in the meantime."""
     scene = Scene(group_max_size=3)
     a, b, c = scene.stable("a", "b", "c")
     held = [scene.join("a", a), scene.join("b", b)]
@@ -275,7 +275,9 @@ def test_without_a_rebalance_timeout_the_session_timeout_is_taken(rebalance_ms: 
 
 
 def test_a_retried_join_answers_the_one_it_replaces() -> None:
-    """The same member, held on one connection, asks again on another: the first is not left hanging."""
+    """A member that is held on one connection sends its request again on another. The first request must be answered,
+    too.
+    """
     scene = Scene()
     a, b = scene.stable("a", "b")
     first = scene.join("a", a)

@@ -143,7 +143,7 @@ def test_join_phase_of_absent_static_members_continues_until_they_expire() -> No
 
 
 def test_the_generation_rises_by_one_with_each_rebalance() -> None:
-    """Scenario 34: and only when the join phase ends."""
+    """Scenario 34: the generation rises only when the join phase ends."""
     scene = Scene()
     a, b = scene.stable("a", "b")
     before = scene.generation

@@ -45,7 +45,7 @@ class Watched(Scene):
     """A scene that knows a topic `t` of three partitions, and keeps the observer's reports."""
 
     def __init__(self, *, group_cooperative_guard: bool = False) -> None:
-        """Without holds, so that the observer is tested by itself."""
+        """Build a group without holds, so that the test concerns the observer alone."""
         super().__init__(group_cooperative_guard=group_cooperative_guard, handoff=HandoffSettings(HandoffMode.OFF))
         self.seen: list[ProtocolViolated] = []
         self.withheld: list[PartitionsWithheld] = []
@@ -419,7 +419,7 @@ def test_delivered_partitions_are_kept_for_current_members_alone() -> None:
 
 
 def test_absent_static_member_keeps_its_delivered_partitions() -> None:
-    """It joined before it owned anything, so its metadata claims nothing, and the leader believes that."""
+    """The member joined before it owned anything, so its metadata claims nothing, and the leader believes that."""
     scene = Watched(group_cooperative_guard=True)
     instances = {"b": "ib"}
     a, b = scene.completing("a", "b", instances=instances, offer=claiming())

@@ -103,7 +103,9 @@ def test_a_leader_that_fails_before_it_assigns_sends_followers_back() -> None:
 
 
 def test_an_assignment_that_could_not_be_stored_has_not_been_given() -> None:
-    """Scenario 42: the runner drops the step; the follower is still held, the leader tries again."""
+    """Scenario 42: the write of the assignment fails, so the runner drops the step. The follower is still held, and the
+    leader tries again.
+    """
     scene = Scene()
     a, b = scene.completing("a", "b")
     held = scene.sync("b", b)

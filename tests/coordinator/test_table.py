@@ -1,4 +1,4 @@
-"""The table that the machine runs is total, contains only legal transitions, and prints itself."""
+"""The table that the machine runs covers every state and event, contains only legal transitions, and can be printed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_cell_follows_a_legal_transition() -> None:
 
 
 def test_legal_transitions_are_upstreams() -> None:
-    """Scenario 73: by legal predecessors, as the reference lists them; no state leads to itself."""
+    """Scenario 73: the legal predecessors of each state, from Kafka's own list. No state leads to itself."""
     predecessors = {
         state: {before for before, after in LEGAL_TRANSITIONS.items() if state in after} for state in GroupState
     }
@@ -92,7 +92,7 @@ def test_sealing_an_untouched_draft_gives_an_equal_group() -> None:
 
 
 def test_moving_a_session_deadline_moves_nothing_else() -> None:
-    """`with_session_deadline` names every field explicitly, so each field has a value of its own here."""
+    """`with_session_deadline` names every field explicitly. So this test gives each field another value."""
     scene = Scene(delay_ms=3000)
     held = [scene.join("a"), scene.join("b", instance="ib")]
     scene.join("p", version=4)

@@ -187,7 +187,7 @@ INVALID, FENCED = ErrorCode.INVALID_TXN_STATE, ErrorCode.PRODUCER_FENCED
 
 
 def came_of_the_epoch_before(producer: Producer) -> Producer:
-    """Return the producer as a request with (ID, EPOCH) has left it."""
+    """Return the producer in the state in which a request with (ID, EPOCH) has left it."""
     return replace(producer, producer_epoch=EPOCH + 1, last_producer_epoch=EPOCH)
 
 

@@ -70,7 +70,7 @@ def _accepts(port: int) -> bool:
 
 @pytest.fixture(autouse=True)
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the names of this process's clients be HAProxy's address, as a wildcard in DNS does."""
+    """Resolve the names that clients of this process use to HAProxy's address, as a wildcard in DNS would."""
     look_up = socket.getaddrinfo
 
     def resolve(host: Any, *more: Any, **named: Any) -> Any:

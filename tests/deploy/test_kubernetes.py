@@ -1,4 +1,4 @@
-"""The manifests and the chart: what they name exists, and a node accepts the settings that they give it."""
+"""The manifests and the chart: every object that they name exists, and a node accepts their settings."""
 
 from __future__ import annotations
 

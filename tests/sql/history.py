@@ -215,8 +215,8 @@ class Writers:
             await connection.close()
 
     async def _stay_open(self) -> None:
-        """Produce for an account of its own and commit late, or begin again if a fault cuts the session. The vigil's
-        session is cut by no fault."""
+        """Produce for an account of its own in a transaction that commits late. Begin again if a fault cuts the
+        session. No fault cuts the session of the vigil."""
         chance = random.Random(0)
         while not self._stopping:
             keeps = self._vigil.holds()

@@ -19,7 +19,7 @@ from tests.storage.conftest import MakeTopic
 from tests.storage.crash_child import batch, open_place
 
 KILLS = int(os.environ.get("SLUICE_TEST_KILLS", "12"))
-"""A long run uses 500 and more."""
+"""Number of kills. A long run uses 500 and more."""
 LAST_STEP = 160
 ROOT = Path(__file__).parents[2]
 

@@ -26,7 +26,7 @@ class Outcome(StrEnum):
     FAILED = "failed"
     """The operation had no effect, and never will."""
     UNKNOWN = "unknown"
-    """The client was not told; the operation may take effect later."""
+    """The client did not learn the outcome; the operation may take effect later."""
 
 
 @dataclass(frozen=True, slots=True)

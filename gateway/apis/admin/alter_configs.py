@@ -22,32 +22,14 @@ from gateway.apis.admin.config_resources import (
     find_topic,
     require_on_resource,
 )
-from gateway.apis.services import (
-    ChangesCatalog,
-    HasBrokerConfigs,
-    HasCertificates,
-    HasMembership,
-    HasSettings,
-)
+from gateway.apis.services import ChangesCatalog, HasBrokerConfigs, HasCertificates, HasMembership, HasSettings
 from gateway.config.broker import BrokerConfig
 from gateway.config.broker_parsing import parse_stored
-from gateway.config.broker_table import (
-    IDLE,
-    LISTENER_PREFIX,
-    broker_layers,
-    find_broker_config,
-    shown_value,
-)
+from gateway.config.broker_table import IDLE, LISTENER_PREFIX, broker_layers, find_broker_config, shown_value
 from gateway.config.definition import ConfigKey, ConfigSource, ConfigType, Update, render
 from gateway.config.group import GROUP_CONFIGS, check_group_configs, group_value
 from gateway.config.listeners import PROTOCOL_MAP, check_protocol_map
-from gateway.config.topic import (
-    REPLICATION_FACTOR,
-    TOPIC_CONFIGS,
-    ConfigError,
-    effective_text,
-    validate_topic_configs,
-)
+from gateway.config.topic import REPLICATION_FACTOR, TOPIC_CONFIGS, ConfigError, effective_text, validate_topic_configs
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES
 from gateway.net.ids import MAX_ID_BYTES

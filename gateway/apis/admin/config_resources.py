@@ -11,10 +11,7 @@ from typing import Protocol
 
 import structlog
 
-from gateway.apis.services import (
-    HasCatalog,
-    HasMembership,
-)
+from gateway.apis.services import HasCatalog, HasMembership
 from gateway.log.topic_names import why_illegal
 from gateway.net.context import RequestContext
 from gateway.security.authorizer import HasAuthorizer, require

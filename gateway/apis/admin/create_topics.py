@@ -54,13 +54,7 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext[To
     mutations = services.throttles.mutations(context, STRICT_CREATE_TOPICS)
     async for topic in in_pieces(request.topics):
         try:
-            if named[topic.name] > 1:
-                raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-            check_creatable(topic.name)
-            if not may_create_topic(context, topic.name):
-                raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Authorization failed.")
-            if services.catalog.get(topic.name) is not None:
-                raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.")
+            _check_new(topic.name, named, context)
             plan = plan_topic(topic, broker, rendered, brokers)
             if not request.validate_only:
                 mutations.record(plan.partition_count)
@@ -84,6 +78,17 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext[To
             results[name] = CreatableTopicResult(name=name, error_code=plan.code, error_message=plan.message)
     shown = [_shown(results[name], context) async for name in in_pieces(plans)]
     return CreateTopicsResponse(throttle_time_ms=mutations.wait_ms, topics=tuple(shown))
+
+
+def _check_new(name: str, named: Mapping[str, int], context: RequestContext[TopicServices]) -> None:
+    """Raise KafkaError unless the client may create a topic of this name. `named` counts the request's names."""
+    if named[name] > 1:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+    check_creatable(name)
+    if not may_create_topic(context, name):
+        raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Authorization failed.")
+    if context.services.catalog.get(name) is not None:
+        raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
 
 
 def _shown(result: CreatableTopicResult, context: RequestContext[HasAuthorizer]) -> CreatableTopicResult:

@@ -17,11 +17,7 @@ import structlog
 from gateway.apis.admin.broker_loggers import describe_loggers, read_broker_id
 from gateway.apis.admin.config_resources import ResourceType, check_group_name, find_topic, require_on_resource
 from gateway.apis.admin.features import ChecksFeatures
-from gateway.apis.services import (
-    FindsTopics,
-    HasMembership,
-    HasSettings,
-)
+from gateway.apis.services import FindsTopics, HasMembership, HasSettings
 from gateway.cluster.reconciler import RENEWALS_PER_TTL
 from gateway.config.broker import BrokerConfig
 from gateway.config.broker_parsing import parse_broker_configs
@@ -38,11 +34,7 @@ from gateway.config.definition import ConfigKey, ConfigSource, ConfigType, Updat
 from gateway.config.group import GROUP_CONFIGS, group_value
 from gateway.config.java_order import in_java_order
 from gateway.config.listeners import PROTOCOL_MAP, render_listeners, render_roles
-from gateway.config.topic import (
-    TOPIC_CONFIGS,
-    effective_text,
-    topic_layers,
-)
+from gateway.config.topic import TOPIC_CONFIGS, effective_text, topic_layers
 from gateway.config.without_effect import WITHOUT_EFFECT
 from gateway.net.context import RequestContext
 from gateway.net.pieces import first_of_each, in_pieces

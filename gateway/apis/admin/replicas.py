@@ -107,13 +107,9 @@ async def elect_leaders(request: ElectLeadersRequest, context: RequestContext[Re
         found: list[Judged] = []
         async for index in in_pieces(indexes):
             try:
-                if topic is None:
-                    raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "No such topic.")
-                partition = _partition(topic, index)
-                if partition is None:
-                    raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "No such partition.")
-                elected[topic.topic_id, index] = _elect(partition, request.election_type, leaders)
-                found.append(Judged(index, (topic.topic_id, index), None))
+                known, partition = _existing(topic, index, "No such {}.")
+                elected[known.topic_id, index] = _elect(partition, request.election_type, leaders)
+                found.append(Judged(index, (known.topic_id, index), None))
             except KafkaError as refusal:
                 if asked is not None or refusal.code is not ErrorCode.ELECTION_NOT_NEEDED:
                     found.append(Judged(index, None, refusal))
@@ -144,6 +140,16 @@ def _candidates(
         return
     for topic in services.catalog.topics():
         yield topic.name, topic, [part.partition_index for part in topic.partitions if part.assignment is not None]
+
+
+def _existing(topic: Topic | None, index: int, missing: str) -> tuple[Topic, Partition]:
+    """Return the partition and its topic. Raise KafkaError with the text `missing` if one of the two does not exist."""
+    if topic is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, missing.format("topic"))
+    partition = _partition(topic, index)
+    if partition is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, missing.format("partition"))
+    return topic, partition
 
 
 def _elect(partition: Partition, election_type: int, leaders: Leaders) -> Assignment:
@@ -187,15 +193,11 @@ async def alter_partition_reassignments(
         found: list[Judged] = []
         async for target in in_pieces(named.partitions):
             try:
-                if topic is None:
-                    raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "Unable to find the topic.")
-                partition = _partition(topic, target.partition_index)
-                if partition is None:
-                    raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "Unable to find the partition.")
+                known, partition = _existing(topic, target.partition_index, "Unable to find the {}.")
                 if target.replicas is None:
                     raise KafkaError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress.")
                 leader = placement.leader(partition)
-                factor = requested_replication_factor(topic.configs, services.catalog.broker)
+                factor = requested_replication_factor(known.configs, services.catalog.broker)
                 current = placement.replicas(partition, leader, factor)
                 if not request.allow_replication_factor_change and len(target.replicas) != len(current):
                     raise KafkaError(
@@ -203,8 +205,9 @@ async def alter_partition_reassignments(
                         f"The replication factor is changed from {len(current)} to {len(target.replicas)}",
                     )
                 brokers.check(target.replicas)
-                assigned[topic.topic_id, target.partition_index] = reassigned(target.replicas, leader)
-                found.append(Judged(target.partition_index, (topic.topic_id, target.partition_index), None))
+                key = known.topic_id, target.partition_index
+                assigned[key] = reassigned(target.replicas, leader)
+                found.append(Judged(target.partition_index, key, None))
             except KafkaError as refusal:
                 found.append(Judged(target.partition_index, None, refusal))
         judged.append((named.name, found))

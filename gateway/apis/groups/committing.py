@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from gateway.apis.groups.offset_topics import has_partition
-from gateway.apis.services import HasGroups, HasOffsets, HasSettings
+from gateway.apis.groups.offset_topics import Named, allowed_topic, has_partition, resolve
+from gateway.apis.services import FindsTopics, HasGroups, HasOffsets, HasSettings
 from gateway.coordinator.facts import MemberId, OffsetsCommitted
 from gateway.coordinator.machine import ConnectionId
 from gateway.coordinator.requests import OffsetCommit as OffsetCommitEvent
@@ -25,6 +25,7 @@ from gateway.coordinator.requests import TxnOffsetCommit as TxnOffsetCommitEvent
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
 from gateway.net.pieces import in_pieces
+from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageConflict, StorageUnavailable
 from storage.types import OffsetCommit, Refusal, Topic
@@ -55,6 +56,19 @@ class Commit:
     error: ErrorCode | None
 
 
+class AskedTopic(Named, Protocol):
+    @property
+    def partitions(self) -> Sequence[AskedPartition]: ...
+
+
+class TopicCommits(NamedTuple):
+    """The commits of one topic, which the request named by its name or its id."""
+
+    name: str
+    topic_id: UUID
+    commits: list[Commit]
+
+
 class Transaction(NamedTuple):
     transactional_id: str
     producer_id: int
@@ -76,9 +90,23 @@ class Committer:
     transaction: Transaction | None = None
 
 
-async def commits_of(asked: Sequence[AskedPartition], topic: Topic | None, unknown: ErrorCode) -> list[Commit]:
-    """Make a commit for each asked partition of one topic, and refuse partitions that do not exist. `unknown` is the
-    code for a missing topic."""
+async def commits_of(
+    asked: Sequence[AskedTopic], by_id: bool, context: RequestContext[FindsTopics]
+) -> tuple[list[TopicCommits], list[Commit]]:
+    """Make a commit for each asked partition. Refuse topics that the client may not read, and topics and partitions
+    that do not exist. Return all commits by topic, and those that may still be stored."""
+    await resolve(asked, by_id, context.services.catalog)
+    topics: list[TopicCommits] = []
+    surviving: list[Commit] = []
+    async for topic in in_pieces(asked):
+        commits = await _commits_of_topic(topic.partitions, *allowed_topic(topic, by_id, context, AclOperation.READ))
+        topics.append(TopicCommits(topic.name, topic.topic_id, commits))
+        surviving += [one async for one in in_pieces(commits) if one.error is None]
+    return topics, surviving
+
+
+async def _commits_of_topic(asked: Sequence[AskedPartition], topic: Topic | None, unknown: ErrorCode) -> list[Commit]:
+    """`unknown` is the code for a missing topic."""
     if topic is None:
         return [Commit(partition, None, unknown) async for partition in in_pieces(asked)]
     return [

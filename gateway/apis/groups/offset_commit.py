@@ -8,15 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from typing import Protocol
-from uuid import UUID
 
-from gateway.apis.groups.committing import Commit, CommitServices, Committer, commit, commits_of
-from gateway.apis.groups.offset_topics import BY_ID_FROM, allowed_topic, has_partition, resolve
+from gateway.apis.groups.committing import Commit, CommitServices, Committer, TopicCommits, commit, commits_of
+from gateway.apis.groups.offset_topics import BY_ID_FROM, has_partition
 from gateway.apis.services import FindsTopics, HasTail
 from gateway.groups.journal import JournaledCommit, summed_up
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces, mapped
-from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode
 from protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -42,18 +40,7 @@ async def offset_commit(
     """
     by_id = context.version >= BY_ID_FROM
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    await resolve(request.topics, by_id, context.services.catalog)
-    topics = [
-        (
-            asked.name,
-            asked.topic_id,
-            await commits_of(asked.partitions, *allowed_topic(asked, by_id, context, AclOperation.READ)),
-        )
-        async for asked in in_pieces(request.topics)
-    ]
-    surviving: list[Commit] = []
-    async for _, _, commits in in_pieces(topics):
-        surviving += [one async for one in in_pieces(commits) if one.error is None]
+    topics, surviving = await commits_of(request.topics, by_id, context)
     if surviving:
         committer = Committer(
             group_id=request.group_id,
@@ -73,7 +60,7 @@ async def offset_commit(
 
 
 async def _journal(
-    request: OffsetCommitRequest, topics: Iterable[tuple[str, UUID, list[Commit]]], services: OffsetCommitServices
+    request: OffsetCommitRequest, topics: Iterable[TopicCommits], services: OffsetCommitServices
 ) -> None:
     """Journal each commit with its outcome, and with the log's bounds as this node knows them.
 

@@ -29,10 +29,7 @@ from protocol.messages import alter_share_group_offsets as altering
 from protocol.messages import delete_share_group_offsets as deleting
 from protocol.messages import describe_share_group_offsets as describing
 from protocol.messages.alter_share_group_offsets import AlterShareGroupOffsetsRequest, AlterShareGroupOffsetsResponse
-from protocol.messages.delete_share_group_offsets import (
-    DeleteShareGroupOffsetsRequest,
-    DeleteShareGroupOffsetsResponse,
-)
+from protocol.messages.delete_share_group_offsets import DeleteShareGroupOffsetsRequest, DeleteShareGroupOffsetsResponse
 from protocol.messages.describe_share_group_offsets import (
     DescribeShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsResponse,

@@ -14,10 +14,7 @@ from typing import Protocol
 import re2
 
 from gateway.apis.coordinator_topics import offsets_partitions
-from gateway.apis.partition_lookup import (
-    find_partition,
-    look_up_topics,
-)
+from gateway.apis.partition_lookup import find_partition, look_up_topics
 from gateway.apis.services import FindsTopics, HasTransactions
 from gateway.cluster.leases import partition_of
 from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
@@ -37,11 +34,7 @@ from protocol.messages.describe_producers import (
     ProducerState,
     TopicResponse,
 )
-from protocol.messages.describe_transactions import (
-    DescribeTransactionsRequest,
-    DescribeTransactionsResponse,
-    TopicData,
-)
+from protocol.messages.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse, TopicData
 from protocol.messages.describe_transactions import TransactionState as DescribedTransaction
 from protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
 from protocol.messages.write_txn_markers import (

@@ -9,13 +9,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from gateway.apis.groups.committing import Commit, CommitServices, Committer, Transaction, commit, commits_of, set_all
-from gateway.apis.groups.offset_topics import allowed_topic, resolve
 from gateway.apis.services import FindsTopics, HasTransactions
 from gateway.apis.transactions.enlist import enlist_in_transaction
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces, mapped
 from gateway.net.refusals import DerivedRefusal
-from gateway.security.kinds import AclOperation
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages.txn_offset_commit import (
@@ -50,18 +48,7 @@ async def txn_offset_commit(
     """
     version = context.version
     by_id = version >= BY_ID_FROM
-    await resolve(request.topics, by_id, context.services.catalog)
-    topics = [
-        (
-            asked.name,
-            asked.topic_id,
-            await commits_of(asked.partitions, *allowed_topic(asked, by_id, context, AclOperation.READ)),
-        )
-        async for asked in in_pieces(request.topics)
-    ]
-    surviving: list[Commit] = []
-    async for _, _, commits in in_pieces(topics):
-        surviving += [one async for one in in_pieces(commits) if one.error is None]
+    topics, surviving = await commits_of(request.topics, by_id, context)
     if not request.group_id:
         await set_all(surviving, ErrorCode.INVALID_GROUP_ID)
     elif surviving and (code := await _take_in(request, context)):

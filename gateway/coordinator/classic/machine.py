@@ -7,10 +7,8 @@ is in the modules that the table names. `CLASSIC` offers the same function to th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
-from gateway.coordinator.classic import restore as records
 from gateway.coordinator.classic.deadlines import next_deadline, postponed
 from gateway.coordinator.classic.handoff_progress import see_topics
 from gateway.coordinator.classic.model import Group, GroupState
@@ -34,13 +32,12 @@ from gateway.coordinator.machine import (
     LONG_BYTES,
     Adopted,
     ClusterChanged,
+    ConnectedMachine,
     Event,
     Machine,
     Reply,
     Request,
     Step,
-    StoredGroup,
-    StoredMember,
     Summary,
     Value,
 )
@@ -111,7 +108,7 @@ def refuse(event: Request[Reply], error: ErrorCode, *, loading: bool = False) ->
             raise TypeError(f"{type(event).__name__} is no request of a classic group")
 
 
-class _Classic:
+class _Classic(ConnectedMachine[Group]):
     """The `Machine` for `Group`."""
 
     group_class = Group
@@ -151,12 +148,6 @@ class _Classic:
     def refuse(self, event: Request[Reply], error: ErrorCode, *, loading: bool = False) -> Reply:
         return refuse(event, error, loading=loading)
 
-    def next_deadline(self, group: Group) -> int | None:
-        return next_deadline(group)
-
-    def postponed(self, group: Group, by_ms: int) -> Group:
-        return postponed(group, by_ms)
-
     def watches(self, group: Group) -> bool:
         """Return True while handoffs are pending, because a deleted partition ends its wait. Classic members watch
         their topics themselves."""
@@ -181,26 +172,14 @@ class _Classic:
             is_stable=group.state is GroupState.STABLE,
         )
 
-    def stored(self, group: Group) -> StoredGroup:
-        return stored(group)
-
-    def stored_member(self, group: Group, member_id: MemberId) -> StoredMember | None:
-        return stored_member(group, member_id)
-
     def member_ids(self, group: Group) -> Sequence[MemberId]:
         return tuple(group.members)
 
-    def connection_numbers(self, group: Group) -> Mapping[MemberId, int]:
-        return {key: each.connection_number for key, each in group.members.items() if each.connection_number >= 0}
-
-    def with_connection_numbers(self, group: Group, numbers: Mapping[MemberId, int]) -> Group:
-        members = {
-            key: replace(each, connection_number=max(each.connection_number, numbers.get(key, -1)))
-            for key, each in group.members.items()
-        }
-        return replace(group, members=members)
-
-    restore = staticmethod(records.restore)
+    restore = staticmethod(restore)
+    stored = staticmethod(stored)
+    stored_member = staticmethod(stored_member)
+    next_deadline = staticmethod(next_deadline)
+    postponed = staticmethod(postponed)
 
 
 CLASSIC: Machine[Group, Settings] = _Classic()

@@ -189,7 +189,7 @@ class Group:
     """Partitions that a previous owner had to release or drain, in this generation or an earlier one, and has not
     yet."""
     hold_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
-    """Members that gain such partitions in this generation, and until when their SyncGroup may be held."""
+    """Maps each member that gains such a partition in this generation to the end of the hold on its SyncGroup."""
     awaiting_join: int = field(default=0, metadata=VOLATILE)
     """Number of members with a parked join. Derived from `members`; kept so that a join need not count them."""
     protocol_support: Mapping[str, int] = field(default_factory=dict[str, int], metadata=VOLATILE)

@@ -20,14 +20,7 @@ from gateway.coordinator.consumer.heartbeat import proceed
 from gateway.coordinator.consumer.identity import check_not_overtaken
 from gateway.coordinator.consumer.model import ClassicProtocol, ConsumerGroup, ConsumerMember, MemberState
 from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference
-from gateway.coordinator.facts import (
-    Departure,
-    MemberId,
-    MemberJoined,
-    MemberRejoined,
-    MemberReplaced,
-    shortened,
-)
+from gateway.coordinator.facts import Departure, MemberId, MemberJoined, MemberRejoined, MemberReplaced, shortened
 from gateway.coordinator.machine import Step
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, names
 from gateway.coordinator.requests import (

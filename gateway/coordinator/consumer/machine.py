@@ -23,24 +23,17 @@ from gateway.coordinator.consumer.migration import (
     upgraded,
 )
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerGroupHeartbeatReply
-from gateway.coordinator.consumer.model import GroupState as ConsumerGroupState
 from gateway.coordinator.consumer.offsets import commit_refusal, stale, txn_commit_refusal
 from gateway.coordinator.consumer.partitions import size
 from gateway.coordinator.consumer.views import has_news, state_of, subscribed_topics
-from gateway.coordinator.facts import (
-    Conversion,
-    Fact,
-    MemberAway,
-    MemberId,
-    MemberReplaced,
-    Trigger,
-)
+from gateway.coordinator.facts import Conversion, Fact, MemberAway, MemberId, MemberReplaced, Trigger
 from gateway.coordinator.handoff import HandoffsChanged
 from gateway.coordinator.machine import (
     LONG_BYTES,
     MANY,
     Adopted,
     ClusterChanged,
+    ConnectedMachine,
     ConnectionClosed,
     Document,
     Event,
@@ -50,12 +43,10 @@ from gateway.coordinator.machine import (
     Request,
     Step,
     StoredGroup,
-    StoredMember,
-    Summary,
     Tick,
     Value,
 )
-from gateway.coordinator.member_epochs import DURABLE, JOIN_EPOCH, ConnectedMachine, delete, has_its_share, stored
+from gateway.coordinator.member_epochs import DURABLE, JOIN_EPOCH, EpochMachine, delete, has_its_share, refuse
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
 from gateway.coordinator.requests import (
     DeleteGroup,
@@ -126,27 +117,6 @@ def _see_topics(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: C
     return draft.seal()
 
 
-def refuse(event: Request[Reply], error: ErrorCode) -> ConsumerGroupHeartbeatReply | OffsetCommitReply | DeleteReply:
-    """Return a refusal, because the group has another type. A join gets upstream's answer for a group that is not
-    found, which shows clients that a retry is hopeless. A request at any other epoch is answered UNKNOWN_MEMBER_ID,
-    so that the client joins: it may have been a member before the group changed its type."""
-    match event:
-        case ConsumerGroupHeartbeat():
-            if error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
-                if event.member_epoch != JOIN_EPOCH:
-                    return ConsumerGroupHeartbeatReply(ErrorCode.UNKNOWN_MEMBER_ID, f"no member {event.member_id}")
-                return ConsumerGroupHeartbeatReply(
-                    ErrorCode.GROUP_ID_NOT_FOUND, "the group has members of another protocol"
-                )
-            return ConsumerGroupHeartbeatReply(error)
-        case OffsetCommit() | TxnOffsetCommit():
-            return OffsetCommitReply(error)
-        case DeleteGroup():
-            return DeleteReply(error)
-        case _:
-            raise TypeError(f"{type(event).__name__} is no request of a consumer group")
-
-
 def _step_classic(
     group: ConsumerGroup, event: Event, cluster: Cluster, now_ms: int, settings: Settings
 ) -> Step[ConsumerGroup | Group]:
@@ -212,11 +182,12 @@ def _is_wide(group: ConsumerGroup) -> bool:
     return sum(map(len, group.owners.values())) > MANY or any(len(names) > MANY for names, _, _ in group.subscriptions)
 
 
-class _Consumer(ConnectedMachine[ConsumerGroup]):
+class _Consumer(ConnectedMachine[ConsumerGroup], EpochMachine[ConsumerGroup]):
     """`Machine` for `ConsumerGroup`."""
 
     group_class = ConsumerGroup
     group_type = "consumer"
+    protocol_type = CONSUMER_PROTOCOL_TYPE
     events = frozenset[type]({ConsumerGroupHeartbeat, OffsetCommit, TxnOffsetCommit, DeleteGroup})
     beats = frozenset[type]({OffsetCommit, TxnOffsetCommit, ConsumerGroupHeartbeat})
     durable: frozenset[type[Fact]] = DURABLE | {HandoffsChanged, MemberAway, MemberReplaced}
@@ -272,34 +243,27 @@ class _Consumer(ConnectedMachine[ConsumerGroup]):
     def refuse(
         self, event: Request[Reply], error: ErrorCode, *, loading: bool = False
     ) -> ConsumerGroupHeartbeatReply | OffsetCommitReply | DeleteReply:
-        return refuse(event, error)
+        """Return a refusal. If the group has another type, a join gets upstream's answer for a group that is not
+        found, which shows clients that a retry is hopeless. A request at any other epoch is answered
+        UNKNOWN_MEMBER_ID, so that the client joins: it may have been a member before the group changed its type."""
+        if not isinstance(event, ConsumerGroupHeartbeat):
+            return refuse(event, error)
+        if error is not ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
+            return ConsumerGroupHeartbeatReply(error)
+        if event.member_epoch != JOIN_EPOCH:
+            return ConsumerGroupHeartbeatReply(ErrorCode.UNKNOWN_MEMBER_ID, f"no member {event.member_id}")
+        return ConsumerGroupHeartbeatReply(ErrorCode.GROUP_ID_NOT_FOUND, "the group has members of another protocol")
 
-    def next_deadline(self, group: ConsumerGroup) -> int | None:
-        return next_deadline(group)
+    next_deadline = staticmethod(next_deadline)
+    postponed = staticmethod(postponed)
+    stored_member = staticmethod(records.stored_member)
 
-    def postponed(self, group: ConsumerGroup, by_ms: int) -> ConsumerGroup:
-        return postponed(group, by_ms)
+    def state_of(self, group: ConsumerGroup) -> str:
+        return state_of(group).value
 
-    def summary(self, group: ConsumerGroup) -> Summary:
-        state = state_of(group)
-        return Summary(
-            group_id=group.group_id,
-            group_type=self.group_type,
-            exists=group.exists,
-            state=state.value,
-            protocol_type=CONSUMER_PROTOCOL_TYPE,
-            generation_id=group.group_epoch,
-            member_count=len(group.members),
-            # Patterns of a group that was read back are matched at the next request of one of its members.
-            subscribed_topics=subscribed_topics(group) if group.seen is not None or not group.members else None,
-            is_stable=state is ConsumerGroupState.STABLE,
-        )
-
-    def stored(self, group: ConsumerGroup) -> StoredGroup:
-        return stored(group, state_of(group).value, CONSUMER_PROTOCOL_TYPE)
-
-    def stored_member(self, group: ConsumerGroup, member_id: MemberId) -> StoredMember | None:
-        return records.stored_member(group, member_id)
+    def subscribed_topics(self, group: ConsumerGroup) -> frozenset[str] | None:
+        # Patterns of a group that was read back are matched at the next request of one of its members.
+        return subscribed_topics(group) if group.seen is not None or not group.members else None
 
     def restore(
         self,

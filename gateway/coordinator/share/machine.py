@@ -15,10 +15,7 @@ from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.partitions import NOTHING
 from gateway.coordinator.consumer.sessions import Deadlines
 from gateway.coordinator.document import dump, load
-from gateway.coordinator.facts import (
-    Conversion,
-    MemberId,
-)
+from gateway.coordinator.facts import Conversion, MemberId
 from gateway.coordinator.machine import (
     MANY,
     Adopted,
@@ -33,7 +30,6 @@ from gateway.coordinator.machine import (
     Step,
     StoredGroup,
     StoredMember,
-    Summary,
     Tick,
     Value,
 )
@@ -44,7 +40,7 @@ from gateway.coordinator.member_epochs import (
     EpochMachine,
     delete,
     no_classic_member,
-    stored,
+    refuse,
 )
 from gateway.coordinator.requests import (
     DeleteGroup,
@@ -64,7 +60,6 @@ from gateway.coordinator.share.model import (
     ShareGroupBegun,
     ShareGroupHeartbeat,
     ShareGroupHeartbeatReply,
-    ShareGroupState,
     ShareMemberRow,
     state_of,
 )
@@ -109,6 +104,7 @@ class _Share(EpochMachine[ShareGroup]):
 
     group_class = ShareGroup
     group_type = "share"
+    protocol_type = SHARE_PROTOCOL_TYPE
     events = frozenset[type]({ShareGroupHeartbeat, BeginShareGroup, OffsetCommit, TxnOffsetCommit, DeleteGroup})
     beats = frozenset[type]({ShareGroupHeartbeat, OffsetCommit, TxnOffsetCommit})
     durable = DURABLE
@@ -158,12 +154,8 @@ class _Share(EpochMachine[ShareGroup]):
             case BeginShareGroup():
                 is_other = error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
                 return ShareGroupBegun(ErrorCode.GROUP_ID_NOT_FOUND if is_other else error)
-            case OffsetCommit() | TxnOffsetCommit():
-                return OffsetCommitReply(error)
-            case DeleteGroup():
-                return DeleteReply(error)
             case _:
-                raise TypeError(f"{type(event).__name__} is no request of a share group")
+                return refuse(event, error)
 
     def next_deadline(self, group: ShareGroup) -> int | None:
         return group.session_deadlines.earliest()
@@ -171,24 +163,11 @@ class _Share(EpochMachine[ShareGroup]):
     def postponed(self, group: ShareGroup, by_ms: int) -> ShareGroup:
         return replace(group, session_deadlines=group.session_deadlines.later(by_ms))
 
-    def summary(self, group: ShareGroup) -> Summary:
-        state = state_of(group)
-        return Summary(
-            group_id=group.group_id,
-            group_type=self.group_type,
-            exists=group.exists,
-            state=state.value,
-            protocol_type=SHARE_PROTOCOL_TYPE,
-            generation_id=group.group_epoch,
-            member_count=len(group.members),
-            subscribed_topics=frozenset(
-                name for each in group.members.values() for name in each.subscribed_topic_names
-            ),
-            is_stable=state is ShareGroupState.STABLE,
-        )
+    def state_of(self, group: ShareGroup) -> str:
+        return state_of(group).value
 
-    def stored(self, group: ShareGroup) -> StoredGroup:
-        return stored(group, state_of(group).value, SHARE_PROTOCOL_TYPE)
+    def subscribed_topics(self, group: ShareGroup) -> frozenset[str]:
+        return frozenset(name for each in group.members.values() for name in each.subscribed_topic_names)
 
     def stored_member(self, group: ShareGroup, member_id: MemberId) -> StoredMember | None:
         member = group.members.get(member_id)

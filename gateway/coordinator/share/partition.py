@@ -104,7 +104,7 @@ class PartitionSettings:
     """Kafka's `group.share.*` settings, and those of one group."""
 
     max_record_locks: int = 2_000
-    """Most offsets in the window."""
+    """Maximal number of offsets in the window."""
     delivery_count_limit: int = 5
     record_lock_duration_ms: int = 30_000
     renews: bool = True

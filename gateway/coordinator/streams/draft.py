@@ -30,13 +30,7 @@ from gateway.coordinator.settings import StreamsSettings
 from gateway.coordinator.streams.assignor import Worker, assign
 from gateway.coordinator.streams.model import MemberState, StreamsGroup, StreamsMember, has_news
 from gateway.coordinator.streams.tasks import NO_TASKS, Tasks
-from gateway.coordinator.streams.topology import (
-    Configured,
-    InvalidTopologyError,
-    StatusCode,
-    Topology,
-    configure,
-)
+from gateway.coordinator.streams.topology import Configured, InvalidTopologyError, StatusCode, Topology, configure
 
 STICKY = "sticky"
 """The only assignor of streams groups."""

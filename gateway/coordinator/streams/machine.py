@@ -19,6 +19,7 @@ from gateway.coordinator.facts import Conversion, Fact, MemberAway, MemberId, Me
 from gateway.coordinator.machine import (
     MANY,
     Adopted,
+    ConnectedMachine,
     ConnectionClosed,
     Document,
     Event,
@@ -29,7 +30,6 @@ from gateway.coordinator.machine import (
     Step,
     StoredGroup,
     StoredMember,
-    Summary,
     Tick,
     Value,
 )
@@ -37,11 +37,11 @@ from gateway.coordinator.member_epochs import (
     CLASSIC_REQUESTS_OF_MEMBERS,
     DURABLE,
     JOIN_EPOCH,
-    ConnectedMachine,
+    EpochMachine,
     delete,
     has_its_share,
     no_classic_member,
-    stored,
+    refuse,
 )
 from gateway.coordinator.protocols import STREAMS_PROTOCOL_TYPE
 from gateway.coordinator.requests import (
@@ -61,7 +61,6 @@ from gateway.coordinator.streams.model import (
     StreamsGroup,
     StreamsGroupHeartbeat,
     StreamsGroupHeartbeatReply,
-    StreamsGroupState,
     StreamsMemberRow,
     has_news,
     state_of,
@@ -128,11 +127,12 @@ def _says_much(event: StreamsGroupHeartbeat, cluster: Cluster) -> bool:
     return len(event.active or ()) + len(event.standby or ()) > MANY
 
 
-class _Streams(ConnectedMachine[StreamsGroup]):
+class _Streams(ConnectedMachine[StreamsGroup], EpochMachine[StreamsGroup]):
     """`Machine` for `StreamsGroup`."""
 
     group_class = StreamsGroup
     group_type = "streams"
+    protocol_type = STREAMS_PROTOCOL_TYPE
     events = frozenset[type]({StreamsGroupHeartbeat, OffsetCommit, TxnOffsetCommit, DeleteGroup})
     beats = frozenset[type]({StreamsGroupHeartbeat, OffsetCommit, TxnOffsetCommit})
     durable: frozenset[type[Fact]] = DURABLE | {MemberAway, MemberReplaced}
@@ -179,43 +179,22 @@ class _Streams(ConnectedMachine[StreamsGroup]):
     ) -> StreamsGroupHeartbeatReply | OffsetCommitReply | DeleteReply:
         """Return a refusal. If the group has another type, a join gets the answer for a group that is not found. A
         request of a member of the group gets an error that makes it rejoin."""
-        match event:
-            case StreamsGroupHeartbeat():
-                if error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
-                    if event.member_epoch != JOIN_EPOCH:
-                        return StreamsGroupHeartbeatReply(ErrorCode.UNKNOWN_MEMBER_ID, f"no member {event.member_id}")
-                    return StreamsGroupHeartbeatReply(ErrorCode.GROUP_ID_NOT_FOUND, "the group is not a streams group")
-                return StreamsGroupHeartbeatReply(error)
-            case OffsetCommit() | TxnOffsetCommit():
-                return OffsetCommitReply(error)
-            case DeleteGroup():
-                return DeleteReply(error)
-            case _:
-                raise TypeError(f"{type(event).__name__} is no request of a streams group")
+        if not isinstance(event, StreamsGroupHeartbeat):
+            return refuse(event, error)
+        if error is not ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
+            return StreamsGroupHeartbeatReply(error)
+        if event.member_epoch != JOIN_EPOCH:
+            return StreamsGroupHeartbeatReply(ErrorCode.UNKNOWN_MEMBER_ID, f"no member {event.member_id}")
+        return StreamsGroupHeartbeatReply(ErrorCode.GROUP_ID_NOT_FOUND, "the group is not a streams group")
 
-    def next_deadline(self, group: StreamsGroup) -> int | None:
-        return next_deadline(group)
+    next_deadline = staticmethod(next_deadline)
+    postponed = staticmethod(postponed)
 
-    def postponed(self, group: StreamsGroup, by_ms: int) -> StreamsGroup:
-        return postponed(group, by_ms)
+    def state_of(self, group: StreamsGroup) -> str:
+        return state_of(group).value
 
-    def summary(self, group: StreamsGroup) -> Summary:
-        state = state_of(group)
-        read = group.topology.required_topics if group.topology is not None and group.members else frozenset[str]()
-        return Summary(
-            group_id=group.group_id,
-            group_type=self.group_type,
-            exists=group.exists,
-            state=state.value,
-            protocol_type=STREAMS_PROTOCOL_TYPE,
-            generation_id=group.group_epoch,
-            member_count=len(group.members),
-            subscribed_topics=read,
-            is_stable=state is StreamsGroupState.STABLE,
-        )
-
-    def stored(self, group: StreamsGroup) -> StoredGroup:
-        return stored(group, state_of(group).value, STREAMS_PROTOCOL_TYPE)
+    def subscribed_topics(self, group: StreamsGroup) -> frozenset[str]:
+        return group.topology.required_topics if group.topology is not None and group.members else frozenset()
 
     def stored_member(self, group: StreamsGroup, member_id: MemberId) -> StoredMember | None:
         member = group.members.get(member_id)

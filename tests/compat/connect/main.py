@@ -105,7 +105,7 @@ class Scene:
         assert sorted(lines()) == sorted(self._sent), f"{len(lines())} lines came of {len(self._sent)}, {twice} twice"
 
     def await_any(self) -> None:
-        """Wait until one of the latest lines is in the topic, committed or not."""
+        """Wait until one of the last lines is in the topic, committed or not."""
         before, written = self._ended, len(self._sent)
         eventually(lambda: self._ends() > before, lambda: f"none of {written} lines was read")
         self._ended = self._ends()

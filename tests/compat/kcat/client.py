@@ -140,7 +140,7 @@ class KcatMember(Member):
             self.processed(topic.decode(), int(partition), int(offset))
 
     def _deliver(self, records: list[list[bytes]]) -> list[list[bytes]]:
-        """Report the records whose partition the member owns, and return the others."""
+        """Report the records of the partitions that the member owns, and return the other records."""
         others: list[list[bytes]] = []
         for record in records:
             topic, partition, offset = record[0].decode(), int(record[1]), int(record[2])
@@ -299,7 +299,7 @@ class Kcat(Confluent):
     sets_timestamps = False
     changes_topics = False
     ends_with_topic = "it ends when one of its topics is deleted, also with -E"
-    # When kcat is stopped, it commits the record in hand without printing it.
+    # When kcat is stopped, it commits the record that it is about to print, and does not print it.
     drops_when_stopped = True
     no_admin = "it has no admin commands"
     no_transactions = "it makes one transaction of all that it is given, and can neither abort it nor leave it open"

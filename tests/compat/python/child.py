@@ -36,7 +36,7 @@ class Child(ABC):
         self.journal.killed(self.name)
 
     def freeze(self) -> None:
-        """Send SIGSTOP: connections stay open, and the process answers on none of them."""
+        """Send SIGSTOP: the process keeps its connections open, and answers on none of them."""
         self.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
         self.journal.killed(self.name)

@@ -154,7 +154,7 @@ class Producer(ABC):
 
 
 class GroupReader(ABC):
-    """A member of a group that does not commit itself: a producer commits for it."""
+    """A member of a group that does not commit offsets itself: a producer commits them in its transactions."""
 
     @abstractmethod
     def read(self, count: int, seconds: float = JOIN_SECONDS) -> list[tuple[int, int, Record]]:
@@ -229,7 +229,7 @@ class Client(ABC):
     """True if its producer accepts headers without a value."""
 
     empty_values = True
-    """True if its producer distinguishes empty keys and values from absent ones."""
+    """True if the client's producer distinguishes empty keys and values from null ones."""
 
     sets_timestamps = True
     changes_topics = True
@@ -252,13 +252,14 @@ class Client(ABC):
     """`MemberOptions.commit` of members one of whose topics is deleted."""
 
     no_transactions: str = ""
-    """Reason why it has no transactions; empty if it has them."""
+    """Reason why the client has no transactions; empty if it has them."""
 
     lists_stable_offsets = True
     """True if a reader of committed records receives the last stable offset as the end of the log."""
 
     not_fenced: str = ""
-    """Reason why a static member does not notice that another took its name; empty if it does."""
+    """Reason why a static member does not notice that another member has taken over its instance id; empty if it does.
+    """
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
@@ -337,7 +338,9 @@ class Client(ABC):
     # --- features of a few libraries --------------------------------------------------------------------------
 
     def leave_versions(self) -> Mapping[int, Mapping[str, Any]]:
-        """Return the LeaveGroup versions that the client can send, each with `MemberOptions.extra` for it."""
+        """Return the LeaveGroup versions that the client can send, each with the `MemberOptions.extra` that selects the
+        version.
+        """
         raise UnsupportedError("it always sends the version it negotiates")
 
     def raw_group(self, protocol_type: str, protocol: str, metadata: bytes, assignment: bytes) -> bytes:

@@ -13,7 +13,7 @@ SESSION_SECONDS = 6.0
 SERVER_SIDE = "consumer"
 """Stands among the assignors for the consumer protocol (KIP-848), in which the coordinator assigns."""
 SOON_SECONDS = 4.0
-"""Less than a session. A hand-over within this time came from a LeaveGroup, or needed no rebalance."""
+"""Shorter than a session timeout. A hand-over within this time was caused by a LeaveGroup, or needed no rebalance."""
 
 
 def _need(run: Run, assignor: str) -> None:
@@ -273,7 +273,7 @@ def static_members(run: Run) -> None:
         other.stop()
         return
 
-    # The member learns only later that it is fenced, so its ownership ends here.
+    # The member learns only later that it is fenced, so the test ends its ownership here.
     journal.killed(mover.name)
     mover.expects_fencing = True
     usurper = run.start(options("usurper", "i-2"))

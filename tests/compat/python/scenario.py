@@ -178,8 +178,9 @@ class Run:
                 self._journal.produced(topic, partition, offset)
 
     def requests(self, api: str, version: int) -> float | None:
-        """Return how many requests of this version the gateway has answered since its start, or None if the broker does
-        not report that."""
+        """Return how many requests of this version the gateway has answered since its start, or None if the broker has
+        no such metric.
+        """
         if not os.environ["COMPAT_METRICS"]:
             return None
         with urllib.request.urlopen(os.environ["COMPAT_METRICS"], timeout=CONTROL_SECONDS) as answer:
@@ -208,7 +209,9 @@ class Run:
         self._stack.close()
 
     def leave(self, members: Sequence[Member], feed: Feed) -> None:
-        """Stop members one by one, while records flow if the library loses none by that."""
+        """Stop the members one by one. Records flow in the meantime, unless the library loses some of them in such a
+        stop.
+        """
         assert self.view is not None
         if self.client.drops_when_stopped:
             feed.pause()

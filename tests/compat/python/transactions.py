@@ -184,7 +184,7 @@ def timeout(run: Run) -> None:
         refused = None
         try:
             producer.commit()
-        except Exception as error:  # Each library has its own error for this.
+        except Exception as error:  # Each library has another error for this.
             refused = error
         assert refused is not None, "it could commit what had been aborted"
         with run.closing(client.transactional_producer(transactional_id)) as heir:

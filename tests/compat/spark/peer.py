@@ -73,7 +73,7 @@ class Peer:
                 future.get(SEND_SECONDS)
 
     def fill(self, topic: str, partitions: Sequence[int], numbers: Sequence[int]) -> list[str]:
-        """Send the texts `partition:number` to each partition, in order, and return them."""
+        """Send the texts `partition:number` to each partition in order, and return the texts."""
         records = [(partition, number) for number in numbers for partition in partitions]
         self.send(topic, [(partition, Record(f"{partition}:{number}".encode())) for partition, number in records])
         return [f"{partition}:{number}" for partition, number in records]
@@ -195,7 +195,7 @@ class Feed(threading.Thread):
         self._partitions += partitions
 
     def stop(self) -> list[str]:
-        """End, wait until all texts are acknowledged, and return them."""
+        """Stop, wait until all texts are acknowledged, and return the texts."""
         self.stop_requested.set()
         self.join(SEND_SECONDS)
         assert not self.is_alive(), "the feed hangs"

@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.compat.brokers import BrokerProcess
 
 SECONDS = 120.0
-# Path of Kafka within the containers, and address of a broker from inside of them.
+# Directory of Kafka in the containers, and the address of a broker for clients in its container.
 CONTAINER_TOOLS = "/opt/kafka-"
 CONTAINER_BROKER = "kafka-1:9091"
 TOOLS = {

@@ -156,7 +156,7 @@ def build(name: str, folder: Path) -> None:
 
 def answer(scenario: str, outcome: str, seconds: float, detail: str) -> None:
     row = {"scenario": f"upstream.{scenario}", "outcome": outcome, "seconds": round(seconds, 3), "detail": detail}
-    sys.stdout.write(json.dumps(row) + "\n")  # One write, because other threads answer, too.
+    sys.stdout.write(json.dumps(row) + "\n")  # Print the line in one write, because other threads print lines, too.
     sys.stdout.flush()
 
 

@@ -25,7 +25,8 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ SILENCE_SECONDS = 150.0
 """JUnit interrupts a test at its limit. If a test ignores that, its program is ended after so many seconds of
 silence."""
 BOUNDED_SECONDS = 150.0
+PROGRAMS = 2
+"""Programs that run shares of the tests at the same time."""
 DETAIL_CHARACTERS = 500
 _JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+EnableDynamicAgentLoading", "-Xshare:auto")
 
@@ -196,7 +199,7 @@ def answer(scenario: str, outcome: str, seconds: float, detail: str) -> None:
         "seconds": round(seconds, 3),
         "detail": " ".join(detail.split())[:DETAIL_CHARACTERS],
     }
-    sys.stdout.write(json.dumps(row) + "\n")  # One write, because other threads answer, too.
+    sys.stdout.write(json.dumps(row) + "\n")  # Print the line in one write, because other threads print lines, too.
     sys.stdout.flush()
 
 
@@ -239,18 +242,45 @@ def run(folder: Path) -> None:
                 answer(row, "unasked", 0.0, "runs by hand: continuous integration runs a part")
                 continue
             chosen.setdefault(part.version, {})[row] = f"{part.name}#{_base(test)}"
-    with contextlib.ExitStack() as stack:
-        opened = door(
-            allowed.nodes,
-            sharing=allowed.sharing,
-            from_0=allowed.from_0,
-            roles=allowed.roles,
-        )
-        address = stack.enter_context(opened) if chosen and not kafka else ""
-        for version in sorted(chosen):
-            heap = "2g" if kafka else "768m"
-            command = _java(folder, version, outside=not kafka, heap=heap, seen=allowed.seen)
-            Program(command, address).run(chosen[version], limit)
+
+    def run_share(share: dict[str, dict[str, str]]) -> None:
+        with contextlib.ExitStack() as stack:
+            opened = door(
+                allowed.nodes,
+                sharing=allowed.sharing,
+                from_0=allowed.from_0,
+                roles=allowed.roles,
+            )
+            address = stack.enter_context(opened) if share and not kafka else ""
+            for version in sorted(share):
+                heap = "2g" if kafka else "768m"
+                command = _java(folder, version, outside=not kafka, heap=heap, seen=allowed.seen)
+                Program(command, address).run(share[version], limit)
+
+    # Half of the time of most tests is waiting. In continuous integration other suites use it.
+    shares = shared_out(chosen, 1 if bounded else PROGRAMS)
+    with ThreadPoolExecutor(len(shares)) as pool:
+        for running in [pool.submit(run_share, share) for share in shares]:
+            running.result()
+
+
+def shared_out(chosen: Mapping[str, Mapping[str, str]], count: int) -> list[dict[str, dict[str, str]]]:
+    """Return `count` shares of about as many tests. All tests of a class are in one share, because they may share
+    brokers.
+
+    `chosen` and each share map a version to rows of tests, and each row to `class#method`.
+    """
+    classes: dict[tuple[str, str], dict[str, str]] = {}
+    for version, tests in chosen.items():
+        for row, name in tests.items():
+            classes.setdefault((version, name.partition("#")[0]), {})[row] = name
+    shares: list[dict[str, dict[str, str]]] = [{} for _ in range(count)]
+    sizes = [0] * count
+    for (version, _), tests in sorted(classes.items(), key=lambda each: -len(each[1])):
+        smallest = sizes.index(min(sizes))
+        shares[smallest].setdefault(version, {}).update(tests)
+        sizes[smallest] += len(tests)
+    return shares
 
 
 class Program:

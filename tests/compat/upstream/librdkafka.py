@@ -68,9 +68,9 @@ PARALLEL = 5
 DETAIL_LINES = 6
 DETAIL_CHARACTERS = 600
 
-# A map of theirs has an invalid order: of two partitions of two topics each comes before the other. A consumer that has
-# read both topics corrupts the map, and sometimes ends with SIGSEGV before any broker (8 of 15 runs here, 1 of 9 before
-# Apache Kafka 4.2).
+# A map in librdkafka's tests has an invalid order: of two partitions of two topics each comes before the other. A
+# consumer that has read both topics corrupts the map and sometimes ends with SIGSEGV, with any broker (8 of 15 runs
+# with this one, 1 of 9 with Apache Kafka 4.2).
 MAP_OF_THEIRS = Path("tests", "0113-cooperative_rebalance.cpp")
 NO_ORDER = "if (a.partition < b.partition)"
 AN_ORDER = f"if (a.partition > b.partition) return false;\n    {NO_ORDER}"
@@ -104,7 +104,7 @@ _OUTCOMES = {"PASSED": "passed", "SKIPPED": "skipped"}
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """One entry of their table. `number` selects a run; several tests may share it."""
+    """One entry of the table of librdkafka's tests. `number` selects a run; several tests may share a number."""
 
     name: str
     scenario: str
@@ -332,7 +332,7 @@ def _asking_for_source(text: str, suffix: str) -> str:
 
 def answer(scenario: str, outcome: str, seconds: float, detail: str) -> None:
     row = {"scenario": f"upstream.{scenario}", "outcome": outcome, "seconds": round(seconds, 3), "detail": detail}
-    sys.stdout.write(json.dumps(row) + "\n")  # One write, because other threads answer, too.
+    sys.stdout.write(json.dumps(row) + "\n")  # Print the line in one write, because other threads print lines, too.
     sys.stdout.flush()
 
 
@@ -439,7 +439,7 @@ class Runner:
     def run(
         self, number: str, scenario: str, part: str, newer: bool, choices: Sequence[Choice], limit_s: float
     ) -> None:
-        """Run the chosen tests of one number in a process of its own, and answer them."""
+        """Run the chosen tests of one number in a separate process, and report their outcomes."""
         directory = Path(tempfile.mkdtemp(dir=self.work))
         configuration = directory / "test.conf"
         bootstrap = self.bootstraps[self.broker_of(scenario, choices)]

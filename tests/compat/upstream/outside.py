@@ -187,7 +187,7 @@ def _places(asked: Mapping[str, Any], most: int, *, with_roles: bool) -> list[_P
 
 
 def most_nodes(given: Mapping[str, int], test: str) -> int:
-    """Return the maximal number of nodes of `Class.method`: its own entry, or its class', or one."""
+    """Return the largest number of nodes for `Class.method`: its own entry, or its class' entry, or one."""
     return given.get(test, given.get(test.partition(".")[0], 1))
 
 
@@ -366,7 +366,7 @@ def door(
     roles: Collection[str] = (),
     kafka: bool = False,
 ) -> Iterator[str]:
-    """Yield the interface's address for as long as the context lasts, then end everything that was opened there."""
+    """Yield the interface's address while the context lasts. Then end everything that the interface has opened."""
     with contextlib.ExitStack() as stack:
         if kafka:
             brokers = Brokers(Kafkas(), sharing)

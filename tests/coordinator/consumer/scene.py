@@ -1,4 +1,4 @@
-"""A consumer group for example tests: members are named by a letter, topics by a word, and time stands still unless a
+"""A consumer group for example tests. A letter names a member, and a word names a topic. Time stands still unless a
 test advances it.
 """
 

@@ -60,7 +60,7 @@ def fewest_moves(before: Given, after: Given) -> int:
 @settings(max_examples=300, deadline=None)
 @given(counts_of_topics, st.lists(names, min_size=2, max_size=5))
 def test_uniform_is_even_with_the_fewest_moves(counts: dict[UUID, int], groups: list[set[MemberId]]) -> None:
-    """Through any series of joins and leaves, all at once or one by one."""
+    """Check the assignor's rules through any series of joins and leaves, all at once or one by one."""
     topic_ids = frozenset(counts)
     last: Given = {}
     for members in groups:

@@ -176,7 +176,7 @@ def test_late_request_on_an_older_connection_is_ignored():
 
 
 def test_claim_of_another_generation_is_ignored():
-    """The member has not received its last assignment, and may own it; the next answer settles it."""
+    """The member has not received its last assignment, but may act as its owner. The next answer settles this."""
     scene, epoch = settled(protocol="cooperative-sticky")
     scene.enter("b")
     scene.join("k", offer("cooperative-sticky", owned={"t": {2}}, generation=epoch - 1))

@@ -1,4 +1,4 @@
-"""Apache Iggy's 33 scenarios, on the coordinator alone."""
+"""The 33 scenarios that Apache Iggy publishes for consumer groups, on the coordinator alone."""
 
 from __future__ import annotations
 

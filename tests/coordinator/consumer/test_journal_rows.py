@@ -46,7 +46,7 @@ def events(rows: list[JournalRow]) -> list[tuple[str, str | None]]:
 
 
 def owned(rows: list[JournalRow]) -> dict[str, set[int]]:
-    """Return the owners as a reader of these rows alone knows them."""
+    """Return the owners that a reader of only these rows knows."""
     known: dict[str, set[int]] = {}
     for row in rows:
         if isinstance(row, JournalOwnership):

@@ -1,5 +1,5 @@
-"""Online migration: a classic group becomes a consumer group when a consumer member joins, and later a classic group
-again.
+"""Online migration: a classic group becomes a consumer group when a consumer member joins, and may become a classic
+group again.
 """
 
 from __future__ import annotations

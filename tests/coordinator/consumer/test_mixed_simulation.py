@@ -31,7 +31,7 @@ FIND_THE_RAREST = (1216, 930, 939)
 SEEDS_OF_MUTANTS_ABOUT_TOPICS = range(400)
 """A leader that does not look at topics does harm in two of them."""
 FIND_THE_RAREST_ABOUT_TOPICS = (77, 144)
-"""Seeds that have found what most others do not."""
+"""Seeds that found defects which most other seeds do not find."""
 
 BLOCKS_WITH_TOPICS = max(1, BLOCKS // 5)
 """Runs in which topics are created, extended, deleted and created anew."""

@@ -368,7 +368,7 @@ class World:
                 self.delivered.add(offset)
 
     def restart(self) -> None:
-        """Restart: delivery counts since the last write are lost, acknowledgements that were answered are not."""
+        """Restart: delivery counts since the last write are lost. Acknowledgements that were answered are not lost."""
         self.partition = self.stored
         self.restarts += 1
         self.counts = {

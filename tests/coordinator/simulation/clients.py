@@ -69,8 +69,8 @@ class Character:
     claims: bool = False
     """Keeps and claims its partitions while it joins, and joins again after it has released some (KIP-429)."""
     claims_last_generation: bool = False
-    """Its claim names the generation that it joined last (Java), not the one that assigned its
-    partitions (librdkafka).
+    """True if the claim names the generation that the member joined last (Java). False: the generation that assigned
+    its partitions (librdkafka).
     """
 
 

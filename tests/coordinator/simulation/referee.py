@@ -36,7 +36,7 @@ CHANGES_THE_GROUP = {
     (JoinReply, ErrorCode.GROUP_MAX_SIZE_REACHED),
     (HeartbeatReply, ErrorCode.REBALANCE_IN_PROGRESS),
 }
-"""Refusals that are not errors, or that change the group upstream, too."""
+"""Refusals that are no errors, or that change the group in Apache Kafka, too."""
 NEVER = 1 << 60
 Stored = tuple[StoredGroup, dict[MemberId, Document]]
 EMPTY = GroupState.EMPTY
@@ -339,8 +339,8 @@ class Referee:
         self.require(next_ms is None or next_ms > now_ms, "a Tick left something undone")
 
     def _check_holds(self, before: Group, event: Event, taken: Step, now_ms: int) -> None:
-        """Check that a held member is answered when nothing is pending any more or after half its session, and not
-        before.
+        """Check that a held member is answered when no partition is pending any more or after half its session timeout,
+        and not earlier.
         """
         after = taken.group
         if before.state is COMPLETING and after.state is STABLE:

@@ -62,7 +62,9 @@ class Play:
         guarded = seed % 4 == 3
         """True if all clients follow KIP-429 except leaders, which assign partitions that other members claim."""
         handed = seed % 4 == 2
-        """The same without the guard: a member that is assigned what another one claims must wait."""
+        """True if leaders do the same without the guard. A member that is assigned what another member claims must then
+        wait.
+        """
         self._handed = handed
         self._rude = guarded or handed
         modes = (HandoffMode.ACK, HandoffMode.DRAIN) if handed else tuple(HandoffMode)

@@ -54,7 +54,7 @@ class World:
         self._last = 0
 
     def number(self) -> int:
-        """Return a number never used before."""
+        """Return a number that was never returned before."""
         self._last += 1
         return self._last
 

@@ -43,7 +43,7 @@ class Scene:
         self._requests = 0
 
     def play(self, event: Any) -> Any:
-        """Return the reply, if the event has one."""
+        """Return the reply to the event, or None if the event has no reply."""
         self.last = STREAMS.step(self.group, event, self.cluster, self.now_ms, self.settings)
         assert isinstance(self.last.group, StreamsGroup)
         self.group = self.last.group

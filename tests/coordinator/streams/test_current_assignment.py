@@ -45,7 +45,7 @@ class Sim:
         after = reconcile(member, self.target[member_id], self.epoch, others, owned)
         self.members[member_id] = after
         self.check()
-        if self.chance.random() < 0.7:  # otherwise the answer is still on its way, and the member owns what it did
+        if self.chance.random() < 0.7:  # otherwise the answer has not arrived, and the member's ownership is unchanged
             self.owned[member_id] = after.assigned
             self.check()
 

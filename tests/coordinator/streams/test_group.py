@@ -564,7 +564,7 @@ def test_a_member_commits_at_its_epoch_alone() -> None:
 
 
 def test_commit_at_an_older_epoch_is_accepted_for_tasks_held_since() -> None:
-    """The member's heartbeat has advanced its epoch while a commit was under way."""
+    """A heartbeat has advanced the member's epoch while a commit was under way."""
     scene = Scene({"t": 4, "other": 9})
     scene.join("a")
     scene.join("b")
@@ -596,7 +596,7 @@ def test_commit_at_an_older_epoch_is_accepted_for_tasks_held_since() -> None:
             assert commit(scene, "a", epoch, partitions=partitions) is error, (partitions, epoch)
             stale = error is ErrorCode.STALE_MEMBER_EPOCH
             assert (txn_commit(scene, "a", epoch, partitions) is ErrorCode.ILLEGAL_GENERATION) is stale
-        # Postgres knows the member at its newest epoch alone.
+        # Postgres knows only the member's newest epoch.
         assert scene.play(commit_event(scene, "a", 3, partitions=held)).member_epoch == 4
     # A member that joins anew owns nothing of its former share.
     scene.join("a")

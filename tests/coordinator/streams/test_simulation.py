@@ -114,7 +114,7 @@ class World:
             reply = scene.beat(client.member_id, client.epoch, owned=owned)
             client.reported = client.owned
         if self.chance.random() < loses:
-            client.reported = None  # the answer is lost: the next request is a full one
+            client.reported = None  # the answer is lost, so the next request is a full one
             return
         if reply.error in (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID):
             client.fenced()
@@ -128,7 +128,7 @@ class World:
                 client.owned = client.told
 
     def forget_fenced(self) -> None:
-        """A removed client that was silent for longer than its session has stopped by itself."""
+        """A client that the group removed after more than a session timeout of silence stops by itself."""
         for client in self.clients:
             if client.epoch != JOIN_EPOCH and client.member_id not in self.scene.group.members:
                 client.fenced()

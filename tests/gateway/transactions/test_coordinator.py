@@ -268,5 +268,23 @@ async def test_producer_continues_under_another_id_after_its_last_epoch(
     assert await committed(other, topic, 0) == ([0, 1, 2, 3, 4, 5, 6], [])
 
 
+async def test_partition_is_not_enlisted_after_its_transactional_id_has_expired(
+    node: DataPlane, database_url: str
+) -> None:
+    """The partition still remembers the producer (upstream: ProducerIdExpirationTest)."""
+    topic = await node.create_topic("t")
+    producer = await begin(node, "p", *keys(topic))
+    await write(node, topic, producer, 0)
+    ended = await node.transactions.end("p", producer.producer_id, producer.producer_epoch, committed=True)
+    sql = await asyncpg.connect(database_url)
+    try:
+        assert await sql.execute("delete from sluice.transactional_producer") == "DELETE 1"
+    finally:
+        await sql.close()
+    with pytest.raises(KafkaError) as refused:
+        await node.transactions.add("p", ended.producer_id, ended.producer_epoch, keys(topic), named=False)
+    assert refused.value.code is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+
+
 def keys(topic: Topic) -> list[PartitionKey]:
     return [partition.partition_key for partition in topic.partitions]

@@ -85,7 +85,7 @@ class ClassicClient:
         self._watched: dict[str, int | None] | None = None
         """Partition counts of the group's topics when it last led; None for a follower, which does not watch topics."""
         self._topics_then = world.cluster.topics
-        """Topics when the last request was answered: the assignment's names refer to them."""
+        """Topics at the time of the last answer: the names in the assignment refer to these."""
         self.choose_topics()
 
     @property

@@ -169,7 +169,7 @@ class Client:
             self._next_beat(reply.heartbeat_interval_ms)
 
     def _reconcile(self, assignment: Partitions) -> None:
-        """Release partitions first, which may take a while; only then take new ones, and report them."""
+        """Release partitions first, which may take a while. Then accept new partitions and report them."""
         self.assignment = assignment
         epoch = self.epoch
         if assignment == self.owned:
@@ -224,7 +224,7 @@ class SlowClient(Client):
         self.has_taken = False
         self.next: Partitions | None = None
         self.says_all = world.tempers.random() < 0.3
-        """True if its acknowledgements are full requests, as franz-go's are."""
+        """True if the client acknowledges with full requests, as franz-go does."""
 
     def rejoin(self) -> None:
         self.next = None

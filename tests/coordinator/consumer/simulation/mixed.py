@@ -443,7 +443,9 @@ class _Play(Play[AnyClient]):
             add(old.instance_id if "range" not in self.protocols else None, names)
 
     def _deliver_something_old(self) -> None:
-        """Prefer a join, because the coordinator takes a member's claims from it."""
+        """Choose a join if one is among the requests, because a join tells the coordinator which partitions a member
+        claims.
+        """
         stuck = self.world.stuck
         if stuck:
             joins = [event for event in stuck if isinstance(event, JoinGroup)]

@@ -1,4 +1,4 @@
-"""Time, chance and topics, and one node that runs the machine as the gateway does and fails as a node does."""
+"""Time, chance, topics and one node. The node runs the machine as the gateway does, and fails as a node does."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class Server:
         mark.
         """
         self.cut = 0
-        """Connections up to this number were lost with an earlier coordinator, and all requests on them."""
+        """All connections up to this number, and all requests on them, were lost with an earlier coordinator."""
 
     def receive(self, event: ConsumerGroupHeartbeat) -> ConsumerGroupHeartbeatReply | None:
         if not self.up or event.connection_number <= self.cut:
@@ -363,8 +363,8 @@ class Server:
             self.check_client(client)
 
     def check_client(self, client: Client) -> None:
-        """Check that the coordinator knows every partition that the member really owns, so that no two members own the
-        same one.
+        """Check that the coordinator knows every partition that the member really owns. Otherwise two members could own
+        one partition.
         """
         member = self.group.members.get(client.member_id)
         if not client.is_member or member is None:
