@@ -188,7 +188,7 @@ FLOORS: Mapping[str, Floor] = {
     "produce-java": five_in_flight,
     "produce-kafka-python": five_in_flight,
 }
-"""By workload. Two clients share a program if their requests make the same commits."""
+"""Programs by workload. Two clients share a program if their requests make the same commits."""
 
 
 def measure(name: str, gateway: GatewayProcess, seconds: float, warm_up_s: float = WARM_UP_S) -> Figures:

@@ -81,7 +81,7 @@ class Distance:
 
 
 async def measure() -> dict[str, Distance]:
-    """By store."""
+    """Return the measurements by store."""
     directory = fresh_directory()
     server = EmbeddedPostgres(directory / "server")
     await server.start()

@@ -72,7 +72,7 @@ class Machine:
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
     threads: Mapping[int, tuple[str, Usage]]
-    """By id, with the group of each thread."""
+    """Group and usage of each thread, by thread id."""
     whole: Usage
     """CPU alone, because the kernel does not keep the switches of threads that have ended."""
     ended_children: Usage

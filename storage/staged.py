@@ -99,7 +99,7 @@ class StagedRecords:
         self._gaps: dict[int, _Gap] = {}
         self._waiting: dict[int, StagedTransaction] = {}
         self._postponed: dict[int, tuple[float, float]] = {}
-        """By xid: the time until which a transaction waits, and for how long it waits."""
+        """Maps a transaction's xid to the time until which it waits, and to the length of that wait."""
         self._deep_until: int | None = None
         self._deep_s = 0.0
 

@@ -21,7 +21,7 @@ from storage.nodes import NodeStore
 from storage.types import CoordinatorLease, LeaseKind
 
 FIRST_RETRY_S = 1.0
-"""After a failed pass, doubled with each further one up to the job's interval."""
+"""Delay after a failed pass. It doubles with each further failure, up to the job's interval."""
 
 
 class Job(IntEnum):

@@ -59,7 +59,7 @@ class Update(Enum):
     OF_ONE_NODE = "of_one_node"
     """AlterConfigs may change the setting of a single node at any time."""
     AT_START = "at_start"
-    """By flag, environment or file; read-only while the gateway runs."""
+    """A flag, the environment or a file sets the setting; it is read-only while the gateway runs."""
     FIXED = "fixed"
     """Never: its one value describes what the gateway does, and every other value is refused."""
 

@@ -93,13 +93,13 @@ class Settings:
     """True if any group is in mode `drain`."""
     consumer: ConsumerSettings = ConsumerSettings()
     consumer_of: Mapping[str, ConsumerSettings] = field(default_factory=dict[str, ConsumerSettings])
-    """By group id, for groups with settings of their own."""
+    """Settings of the groups that have their own, by group id."""
     streams: StreamsSettings = StreamsSettings()
     streams_of: Mapping[str, StreamsSettings] = field(default_factory=dict[str, StreamsSettings])
-    """By group id, for groups with settings of their own."""
+    """Settings of the groups that have their own, by group id."""
     share: ShareSettings = ShareSettings()
     share_of: Mapping[str, ShareSettings] = field(default_factory=dict[str, ShareSettings])
-    """By group id, for groups with settings of their own."""
+    """Settings of the groups that have their own, by group id."""
 
     def consumer_for(self, group_id: str) -> ConsumerSettings:
         return self.consumer_of.get(group_id, self.consumer)

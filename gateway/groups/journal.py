@@ -53,7 +53,7 @@ HASTE_S = 0.01
 MAX_REFUSALS = 100
 """Statements of one batch that Postgres may refuse: five bad rows among 5,000 take some 70."""
 PAUSE_S = 1.0
-"""After a batch that Postgres did not take."""
+"""Pause after a batch that Postgres did not accept."""
 COMMITS_PER_S = 2_000
 """Commits of one group that get a row each, per second. Beyond it each request gets one row with a count."""
 BURST_S = 10

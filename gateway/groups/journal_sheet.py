@@ -36,9 +36,9 @@ class Happened:
     after: AnyGroup
     facts: tuple[Fact, ...]
     at_ms: int
-    """By the wall clock."""
+    """Time by the wall clock."""
     now_ms: int
-    """By the clock of the group's deadlines."""
+    """Time by the clock of the group's deadlines."""
     node_id: int
 
 

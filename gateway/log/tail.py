@@ -96,7 +96,9 @@ class _PartitionTail:
     def __init__(self) -> None:
         self.entries: list[_Entry] = []
         self.aborted: list[_Aborted] = []
-        """By the offset of their markers, among them all that `entries` hold."""
+        """Aborted transactions, ordered by the offset of their markers. They include all whose markers are in
+        `entries`.
+        """
         self.held_stable_offset = 0
         """The last stable offset where `entries` end. Records between it and a later known one belong to
         transactions whose markers are not held: Postgres knows how they ended."""

@@ -45,7 +45,7 @@ class ShareSession:
     counted: int = 0
     """Number of entries in `partitions` and `acquired_in` that the node's bound already counts."""
     leaders: tuple[object, ...] = ()
-    """By whom each partition was led when what it reads was last found to be true."""
+    """Leader of each partition at the last check of the node's memory of it."""
     ended: bool = False
     """True if no more records may be acquired for the session, because a request in progress could not deliver them."""
 

@@ -51,7 +51,7 @@ FAILED_AT_A_TIME = 3
 may."""
 MAX_FAILED = 10_000
 FIRST_DELAY_S, LAST_DELAY_S = 5.0, 300.0
-"""Before one that could not be ended is tried again; the delay doubles."""
+"""Delay before the end of a transaction is tried again after a failure. It doubles with each failure."""
 ENDS_AT_ONCE = 3
 """Ends in progress. Each may wait in Postgres for another transaction that holds one of its partitions, and occupies
 a connection until then. The other connections are left to appends elsewhere."""

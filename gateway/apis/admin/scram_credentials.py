@@ -162,7 +162,7 @@ async def describe_user_scram_credentials(
 ) -> DescribeUserScramCredentialsResponse:
     """Describe the named users, or all users if the request names none."""
     asked: dict[str, bool] = {}
-    """By user: true if the request names the user once, false if more often."""
+    """Maps a user to true if the request names the user once, and to false if it names the user more often."""
     async for user in in_pieces(request.users or ()):
         asked[user.name] = user.name not in asked
     infos: dict[str, list[CredentialInfo]] = {}
