@@ -70,7 +70,8 @@ compat: $(VENV)/dev.stamp ## Run stock clients of every language here against a 
 pipeline-jars: $(VENV)/pipeline.stamp ## Fetch the jars of the data pipeline with Maven, from where its settings say
 	@$(VENV)/bin/sluice-pipeline jars
 
-test-pipeline: pipeline-jars ## Run the data pipeline's tests (needs Java 17); ARGS="--long" adds the long fault runs
+test-pipeline: pipeline-jars ## Check the data pipeline's types and run its tests (needs Java 17); ARGS="--long" adds the long fault runs
+	@$(VENV)/bin/pyright -p pyright.pipeline.json --pythonpath $(VENV)/bin/python
 	@$(VENV)/bin/python -m tests.run --workers 0 tests/pipeline $(ARGS)
 
 pipeline-demo: pipeline-jars ## A gateway, a million real records, archived, verified, analysed, with plots; under five minutes

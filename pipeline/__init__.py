@@ -1,6 +1,6 @@
-"""Topics as tables, tables as topics, and what a consumer group did: jobs on Apache Spark.
+"""Jobs on Apache Spark that copy topics into tables, tables into topics, and analyse consumer groups.
 
-A client of a Kafka cluster like any other: it knows Kafka's protocol through its clients, Postgres through JDBC and
-Delta through Spark, and nothing of the other rooms. `cli.py` names the jobs; each is a package whose `job.py` reads
-arguments and moves frames, and whose transforms are functions of DataFrames.
+The pipeline is a client of any Kafka cluster. It reaches Kafka through Kafka's clients, Postgres through JDBC, and
+Delta and Iceberg through Spark; it imports no other room. `cli.py` names the jobs. Each job is a package: `job.py`
+reads arguments and does the I/O, and its transforms are functions of DataFrames.
 """

@@ -1,7 +1,7 @@
 """The catalog of Iceberg tables: Sluice's own Postgres, a folder, a REST catalog, or one that --conf describes.
 
-The one idea: the option --catalog says by its form which kind it is. In Postgres the catalog is two tables of a schema
-of its own, so the archive's tables are listed beside the topics that they come from.
+The one idea: the form of --catalog says which kind it is. In Postgres the catalog is two tables in a schema of its own,
+in the database that also lists the topics.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+from typing import Any, cast
 
-import asyncpg
+import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from pipeline import jdbc
 from pipeline.errors import PipelineError
@@ -26,11 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--catalog",
         default=os.environ.get("SLUICE_DATABASE_URL"),
         metavar="WHERE",
-        help="of Iceberg tables: postgresql://user:password@host/database, a REST catalog's URL, or a folder "
+        help="catalog of Iceberg tables: postgresql://user:password@host/database, a REST catalog's URL, or a folder "
         "for one writer (default: SLUICE_DATABASE_URL)",
     )
     group.add_argument(
-        "--warehouse", metavar="PATH", help="where the files of Iceberg tables are; a catalog that is a folder has them"
+        "--warehouse",
+        metavar="PATH",
+        help="folder or URL for the files of Iceberg tables; a catalog that is a folder holds the files itself",
     )
 
 
@@ -52,13 +55,13 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, str]:
     settings = {SPARK_NAME: "org.apache.iceberg.spark.SparkCatalog", f"{SPARK_NAME}.cache-enabled": "false"}
     if where.startswith(("postgresql://", "postgres://")):
         if not warehouse:
-            raise PipelineError("A catalog in Postgres needs a place for files.", "Name a folder with --warehouse.")
+            raise PipelineError("A catalog in Postgres holds no files.", "Name a folder for them with --warehouse.")
         return settings | _in_postgres(where) | {f"{SPARK_NAME}.warehouse": warehouse}
     if where.startswith(("http://", "https://")):
         placed = {f"{SPARK_NAME}.warehouse": warehouse} if warehouse else {}
         return settings | {f"{SPARK_NAME}.type": "rest", f"{SPARK_NAME}.uri": where} | placed
     if warehouse:
-        raise PipelineError("A catalog that is a folder holds the files, too.", "Leave --warehouse out.")
+        raise PipelineError("A catalog that is a folder also holds the files.", "Leave --warehouse out.")
     return settings | {f"{SPARK_NAME}.type": "hadoop", f"{SPARK_NAME}.warehouse": where}
 
 
@@ -82,10 +85,11 @@ def _in_postgres(url: str) -> dict[str, str]:
 
 async def _create_schema(url: str) -> None:
     try:
-        connection = await asyncpg.connect(url, timeout=jdbc.CONNECT_SECONDS)
+        connection = cast(Any, await asyncpg.connect(url, timeout=jdbc.CONNECT_SECONDS))
     except (OSError, asyncpg.PostgresError, TimeoutError) as error:
         raise PipelineError(
-            f"The catalog's Postgres does not answer ({type(error).__name__}: {error}).", "Check --catalog."
+            f"The catalog's Postgres does not answer ({type(error).__name__}: {error}).",
+            "Check --catalog, and that the server runs; then start the job again.",
         ) from error
     try:
         if not await connection.fetchval("select 1 from pg_namespace where nspname = $1", SCHEMA):

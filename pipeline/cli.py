@@ -1,9 +1,8 @@
-"""`sluice-pipeline JOB …`: the jobs, by name.
+"""Run a job by its name: `sluice-pipeline JOB …`.
 
 The one idea: a job is a module with `add_arguments(parser)` and `run(arguments, progress, stop) -> int`, found by its
-line in `JOBS` and imported only when it is asked for, so that help needs neither Spark nor Java. spark-submit is given
-the same module: `spark-submit pipeline/archive/job.py ARGUMENTS`. A job that needs no Spark says so with
-`USES_SPARK = False`.
+line in `JOBS`. A module is imported only when its job runs, so help needs neither Spark nor Java. spark-submit runs the
+same module: `spark-submit pipeline/archive/job.py ARGUMENTS`. A job that needs no Spark has `USES_SPARK = False`.
 """
 
 from __future__ import annotations
@@ -21,21 +20,24 @@ from pipeline.errors import PipelineError, explain
 from pipeline.progress import Heartbeat, Progress, Stop
 
 JOBS = {
-    "archive": ("pipeline.archive.job", "topics into a Delta table, exactly once"),
-    "verify": ("pipeline.verify.job", "prove that an archive is what its topics hold"),
-    "manifest": ("pipeline.manifest.job", "hashes of an archive, which prove it after its topics have forgotten"),
-    "table": ("pipeline.latest.job", "the newest row per key, from an archive"),
+    "archive": ("pipeline.archive.job", "copy topics into a Delta or Iceberg table, exactly once"),
+    "verify": ("pipeline.verify.job", "compare an archive with its topics, record by record"),
+    "manifest": (
+        "pipeline.manifest.job",
+        "write hashes that prove an archive once its topics no longer hold the records",
+    ),
+    "table": ("pipeline.latest.job", "keep a table of the newest row per key, from an archive"),
     "repair": ("pipeline.repair.job", "archive named offsets again, as long as their topic holds them"),
-    "erase": ("pipeline.erase.job", "a key out of topic, archive and tables, with a proof"),
-    "audit": ("pipeline.audit.job", "how a topic's records are spread, sized, timed, and what to do about it"),
-    "analyze": ("pipeline.analyze.job", "what rebalances cost, from the coordinator's journal"),
-    "replay": ("pipeline.replay.job", "an archive into topics, without gap or duplicate"),
-    "compact": ("pipeline.compact.job", "merge small files, cluster, vacuum"),
-    "doctor": ("pipeline.doctor.job", "say what is missing"),
-    "jars": ("pipeline.jars_job", "fetch or list the jars that Spark lacks"),
+    "erase": ("pipeline.erase.job", "remove a key from a topic, its archive and tables, and write a proof"),
+    "audit": ("pipeline.audit.job", "describe how records are spread, sized and timed, and advise their producers"),
+    "analyze": ("pipeline.analyze.job", "report what rebalances cost, from the coordinator's journal"),
+    "replay": ("pipeline.replay.job", "write an archive into topics, without gap or duplicate"),
+    "compact": ("pipeline.compact.job", "merge a table's small files, and remove files that no reader needs"),
+    "doctor": ("pipeline.doctor.job", "check that Python, Java, jars, Spark and Kafka are ready for a job"),
+    "jars": ("pipeline.jars_job", "fetch or list the jars that Spark does not bring along"),
 }
 FAILED, INTERRUPTED = 1, 130
-GO_ON = "What was committed stands; start it again to go on."
+GO_ON = "What was committed stays; start the job again to continue."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if given else 2
     name = given[0]
     if name not in JOBS:
-        print(f"There is no job {name}. Those there are: {', '.join(JOBS)}.", file=sys.stderr)
+        print(f"There is no job {name}. The jobs are {', '.join(JOBS)}.", file=sys.stderr)
         return 2
     return _run(name, given[1:])
 
@@ -73,7 +75,7 @@ def _run(name: str, given: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader closed the pipe (`| head`); the interpreter must not flush into the void at its end.
+        # The reader closed the pipe (`| head`), so the interpreter's last flush must go elsewhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:  # noqa: BLE001 - a command explains every failure
@@ -95,7 +97,7 @@ def _load(name: str) -> ModuleType:
 def _help() -> str:
     lines = [f"  {name:8} {summary}" for name, (_, summary) in JOBS.items()]
     return "\n".join(
-        ["usage: sluice-pipeline JOB …", "", *lines, "", "sluice-pipeline JOB --help says what a job takes."]
+        ["usage: sluice-pipeline JOB …", "", *lines, "", "sluice-pipeline JOB --help lists the options of a job."]
     )
 
 

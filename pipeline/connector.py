@@ -1,4 +1,4 @@
-"""Spark's Kafka connector, asked for exactly the ranges that were planned."""
+"""Read exactly the planned ranges of offsets with Spark's Kafka connector."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
-# Kafka's defaults are for many small fetches; a batch wants few large ones. At most one such answer per task is held.
+# Kafka's defaults suit many small fetches; a batch needs few large ones. A task holds at most one such answer.
 _FETCH = {
     "max.partition.fetch.bytes": str(4 * 1024 * 1024),
     "max.poll.records": "5000",
@@ -41,10 +41,10 @@ def read(
     settings: Mapping[str, str],
     read_committed: bool = True,
 ) -> DataFrame:
-    """The records of `ranges` with their headers.
+    """Return the records of `ranges` with their headers.
 
-    An error, not fewer rows, if the topic has lost some of them. Ranges are cut so that every core has one. Many small
-    ones share a task per core: a task and a file for each of them would cost more than their records.
+    The frame raises an error if the topic has lost some of them. Ranges are cut so that every core has one. Many small
+    ranges share one task per core, because a task and a file for each would cost more than reading their records.
     """
     cores = spark.sparkContext.defaultParallelism
     small = [each for each in ranges if each.end - each.start <= SMALL_RECORDS]
@@ -63,7 +63,7 @@ def read(
 
 
 def shared(ranges: Sequence[OffsetRange], groups: int) -> list[list[OffsetRange]]:
-    """Return `ranges` in at most so many groups of about as many records. A topic is in one group, if it is small."""
+    """Divide `ranges` into at most `groups` groups of about equally many records. A small topic stays in one group."""
     whole = sum(each.end - each.start for each in ranges)
     found: list[list[OffsetRange]] = [[]]
     records = 0
@@ -84,7 +84,7 @@ def _read_all(
     settings: Mapping[str, str],
     read_committed: bool,
 ) -> DataFrame:
-    # The connector takes one range per partition, so further ranges of a partition are read beside it.
+    # The connector takes one range per partition, so a partition's further ranges are read by further frames.
     rounds: list[list[OffsetRange]] = []
     seen: dict[tuple[str, int], int] = defaultdict(int)
     for each in ranges:

@@ -1,7 +1,7 @@
-"""Delta tables by path: made, appended to exactly once, and read back by their last commit.
+"""Delta tables by path: create, append exactly once, read, and find the last commit.
 
-The one idea: an append names its application and a number that rises; Delta refuses to write a number twice, so an
-append whose outcome is unknown is simply done again. The job's progress travels in the same commit, as its metadata.
+The one idea: an append names its application and a number that rises. Delta refuses to write a number twice, so an
+append of unknown outcome is simply repeated. The commit's metadata holds the job's progress.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from pipeline.commit import Commit
 from pipeline.errors import PipelineError
-from pipeline.jvm import classes, delta_log, file_system
+from pipeline.jvm import classes, delta_log, file_system, java_session
 from pipeline.partitioning import Part
 from pipeline.sql import literal
 from pipeline.widening import wider
@@ -30,9 +30,9 @@ _MERGED_AT_ONCE = 100
 
 
 def name(path: str) -> str:
-    """A table by its path, as SQL takes it."""
+    """Return the name in SQL of the table at a path. PipelineError if the path has a backtick."""
     if "`" in path:
-        raise PipelineError(f"The path {path} has a backtick in it.", "Name another folder.")
+        raise PipelineError(f"The path {path} contains a backtick.", "Name another folder.")
     return f"delta.`{path}`"
 
 
@@ -46,7 +46,7 @@ def exists(spark: SparkSession, path: str) -> bool:
     log = java.org.apache.hadoop.fs.Path(path, "_delta_log")
     if system.exists(log) and len(system.listStatus(log)):
         return True
-    # A folder that a creation left behind when it was killed holds nothing but an empty log.
+    # A job that was killed while it created the table leaves a folder with an empty log.
     if any(each.getPath().getName() != "_delta_log" for each in system.listStatus(folder)):
         raise PipelineError(f"{path} is not empty and not a Delta table.", "Name another folder, or empty this one.")
     return False
@@ -55,13 +55,13 @@ def exists(spark: SparkSession, path: str) -> bool:
 def create(
     spark: SparkSession, path: str, schema: StructType, partitions: Sequence[Part] = (), order: Sequence[str] = ()
 ) -> None:
-    """Make an empty table unless it is there."""
+    """Create an empty table if none exists."""
     if exists(spark, path):
         return
     name(path)
     java = classes(spark)
-    tables, session = java.io.delta.tables.DeltaTable, spark._jsparkSession
-    # SQL knows no generated columns of Delta.
+    tables, session = java.io.delta.tables.DeltaTable, java_session(spark)
+    # Spark's SQL cannot declare generated columns of a Delta table.
     builder = tables.createIfNotExists(session).location(path)
     for field in schema.fields:
         builder = builder.addColumn(field.name, field.dataType.simpleString())
@@ -124,7 +124,7 @@ def append(
 
 
 def _widen(spark: SparkSession, path: str, stored: StructType, wanted: StructType) -> None:
-    """Widen the columns that are wider in `wanted`. Only then the table has a feature that its readers must know."""
+    """Widen the columns that are wider in `wanted`. Readers must then support Delta's feature typeWidening."""
     for number, (column, kind) in enumerate(wider(stored, wanted)):
         if not number:
             spark.sql(f"ALTER TABLE {name(path)} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
@@ -148,7 +148,7 @@ def merge(frame: DataFrame, path: str, on: str, clauses: str, application: str, 
 
 
 def replace(frame: DataFrame, path: str, _version: int, condition: str) -> None:
-    # Delta itself checks that no other writer took away what it takes away.
+    # Delta itself checks that no other writer changed the rows that this commit replaces.
     frame.write.format("delta").mode("overwrite").option("replaceWhere", condition).save(path)
 
 
@@ -166,7 +166,7 @@ def files(spark: SparkSession, path: str) -> DataFrame:
 def rewrite(spark: SparkSession, path: str, condition: str, target_bytes: int, order: Sequence[str]) -> tuple[int, int]:
     for limit in ("maxFileSize", "minFileSize"):
         spark.conf.set(f"spark.databricks.delta.optimize.{limit}", target_bytes)
-    # Delta has no statistics of bytes. Rows that lie together by them are still found faster within a file.
+    # Delta keeps no statistics of binary columns. Clustering by them still lets readers skip row groups within a file.
     spark.conf.set("spark.databricks.delta.optimize.zorder.checkStatsCollection.enabled", "false")
     where = f" WHERE {condition}" if condition else ""
     by = f" ZORDER BY ({', '.join(f'`{each}`' for each in order)})" if order else ""
@@ -218,7 +218,7 @@ def vacuum(spark: SparkSession, path: str, hours: float) -> int:
 def commits(spark: SparkSession, path: str) -> Iterator[Commit]:
     """Yield the commits that the log still holds, the latest first.
 
-    Each is read from its own file, because a query of the table's history would cost more than many a batch.
+    Each commit is read from its own file, because a query of the table's history would take longer than a small batch.
     """
     java = classes(spark)
     log = delta_log(spark, path)
@@ -240,8 +240,9 @@ def commits(spark: SparkSession, path: str) -> Iterator[Commit]:
 
 
 def parse_commit(version: int, text: str) -> Commit:
-    """A commit from its file, whose lines are actions; one of them says who made it and what of."""
-    for line in text.splitlines():
+    """Return a commit from its file, whose lines are actions. One of them, `commitInfo`, describes the commit."""
+    # JSON may hold other separators of lines, such as U+2028, within a text.
+    for line in text.split("\n"):
         if line.startswith('{"commitInfo"'):
             told = json.loads(line)["commitInfo"]
             rows = told.get("operationMetrics", {}).get("numOutputRows", 0)

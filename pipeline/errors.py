@@ -1,7 +1,7 @@
-"""Explain why a job cannot go on: the cause, and the next step.
+"""Explain why a job cannot continue: the cause, and the next step.
 
-The one idea: a job raises `PipelineError` for what it foresees; for the rest, `explain` finds in a long trace of the
-JVM the line that says what happened. The trace itself is printed only with --trace.
+The one idea: a job raises `PipelineError` for the failures that it expects. For every other error, `explain` searches
+the JVM's long trace for the line that names the cause. The trace itself is printed only with --trace.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ MAX_CAUSE_CHARACTERS = 400
 
 
 class PipelineError(Exception):
-    """A job cannot go on. `cause` says why, `next_step` what the reader can do about it; both are sentences."""
+    """A job cannot continue. `cause` says why, and `next_step` says what the user can do. Both are sentences."""
 
     def __init__(self, cause: str, next_step: str) -> None:
         super().__init__(f"{cause} {next_step}")
@@ -23,24 +23,24 @@ LOST_FILE = "A file of the table is missing or damaged."
 _KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         r"ForeignWriterError: ",
-        "Somebody else writes to a target partition, so the replay cannot say what it has written.",
-        "Replay into a topic that nobody else produces to, under another --name.",
+        "Another client writes to a target partition, so the replay cannot tell which records are its own.",
+        "Replay under another --name into a topic to which no other client produces.",
     ),
     (
         r"No space left on device|Disk quota exceeded",
         "There is no space left where the job writes.",
-        "Free some, or name another folder; what was committed stands, and the job goes on from there.",
+        "Free some, or name another folder; then start the job again: it continues behind its last commit.",
     ),
     (
         r"Permission denied|AccessControlException|EACCES|AccessDenied",
         "A file or folder may not be read or written by this user.",
-        "Give the user the right to it, or name another; `sluice-pipeline doctor --table PATH` tries it.",
+        "Give the user access, or name another place; `sluice-pipeline doctor --table PATH` tries to write there.",
     ),
     (
         r"NotADirectory|Not a directory|ParentNotDirectory|not a directory|Mkdirs failed|FileExistsError|"
         r"DELTA_CANNOT_CREATE_LOG_PATH",
-        "A folder that the job writes to cannot be made.",
-        "Name another; `sluice-pipeline doctor --table PATH` tries it.",
+        "A folder that the job writes to cannot be created.",
+        "Name another; `sluice-pipeline doctor --table PATH` tries to write there.",
     ),
     (
         r"FileNotFoundError: ",
@@ -56,17 +56,17 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         r"password authentication failed|no pg_hba\.conf entry|no password was provided|role \"[^\"]*\" does not exist|"
         r"database \"[^\"]*\" does not exist|permission denied for (?:table|schema|relation)",
         "Postgres does not let this user read the journal.",
-        "Check user, password and database in --database-url; who analyses needs the right to select from the schema.",
+        "Check user, password and database in --database-url; the user needs the right to select from the schema.",
     ),
     (
         r"PSQLException: (?:Connection to|The connection attempt failed|An I/O error|This connection has been closed|"
         r"FATAL: (?:terminating connection|the database system is))|ConnectionDoesNotExistError|AdminShutdownError",
         "Postgres does not answer.",
-        "Check --database-url, and that the server runs; then start the job again: it begins anew.",
+        "Check --database-url, and that the server runs; then start the job again from the beginning.",
     ),
     (
         r"UnknownTopicOrPartition|does not host this topic-partition",
-        "A topic or partition does not exist (any more).",
+        "A topic or partition does not exist, or has been deleted.",
         "Check its name with a listing of topics, or leave it out of --topics.",
     ),
     (
@@ -77,28 +77,33 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Check --bootstrap, and that the cluster runs; then start the job again: it goes on where it was.",
     ),
     (
+        r"MSG_SIZE_TOO_LARGE",
+        "A record is larger than the client or the target topic accepts.",
+        "Raise both: --client-conf message.max.bytes=N, and max.message.bytes=N of the target topic.",
+    ),
+    (
         r"ClassNotFoundException|NoClassDefFoundError|DATA_SOURCE_NOT_FOUND",
         "A jar that the job needs is missing.",
         "Run `sluice-pipeline jars`, or name their folder with --jars; spark-submit takes them by its own --jars.",
     ),
     (
         r"JAVA_GATEWAY_EXITED",
-        "Spark's JVM did not start; what it said is above.",
-        "Look at JAVA_HOME, JAVA_TOOL_OPTIONS, --memory and --conf; `sluice-pipeline doctor` tries it.",
+        "Spark's JVM did not start; its own message is above.",
+        "Check JAVA_HOME, JAVA_TOOL_OPTIONS, --memory and --conf; `sluice-pipeline doctor` tries to start one.",
     ),
     (
         r"Py4JNetworkError|Answer from Java side is empty|Connection refused.*py4j",
         "Spark's JVM has ended; the system may have killed it for its memory.",
-        "Look at the system's log, give it less with --memory, and start the job again: it goes on where it was.",
+        "Look at the system's log, give Spark less with --memory, and start the job again: it goes on where it was.",
     ),
     (
         r"OutOfMemoryError|GC overhead limit",
         "Spark ran out of memory.",
-        "Give it more with --memory, or make batches smaller with --max-batch-records.",
+        "Give Spark more with --memory, or make batches smaller with --max-batch-records.",
     ),
     (
         r"Master removed our application: FAILED",
-        "The Spark master took the job away, for its executors ended again and again.",
+        "The Spark master took the job away, because its executors ended again and again.",
         "Look at the workers' logs and their executors' stderr; then start the job again: it goes on where it was.",
     ),
     (
@@ -123,13 +128,13 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         r"is not a Parquet file|corrupted file: the footer|can not read class org\.apache\.parquet|"
         r"ParquetDecodingException",
         LOST_FILE,
-        "Run `sluice-pipeline verify`, which names what is lost; a vacuum during a longer read takes files away, too.",
+        "Run `sluice-pipeline verify`, which names the lost offsets. A vacuum during a long read also removes files.",
     ),
 )
 
 
 def explain(error: BaseException) -> PipelineError:
-    """Cause and next step of any error that ended a job."""
+    """Return the cause and the next step of any error that ended a job."""
     if isinstance(error, PipelineError):
         return error
     text = _told(error)
@@ -139,7 +144,7 @@ def explain(error: BaseException) -> PipelineError:
             return PipelineError(f"{cause} ({_line_around(text, found.start())})", next_step)
     return PipelineError(
         f"The job ended with an error that it does not know: {_root_cause(text)}",
-        "Start it again with --trace to see all of it.",
+        "Start the job again with --trace to see the whole error.",
     )
 
 
@@ -161,6 +166,6 @@ def _root_cause(text: str) -> str:
         raised = re.findall(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt): .*$", text, re.MULTILINE)
         if raised:
             return raised[-1][:MAX_CAUSE_CHARACTERS]
-    # Py4J's own first line says only which call it was; what was raised stands behind it.
+    # Py4J's first line names only the call; the error follows it.
     causes = re.findall(r"^(?:Caused by|): (.*)$", text, re.MULTILINE)
     return (causes[-1] if causes else text.strip().splitlines()[0])[:MAX_CAUSE_CHARACTERS]

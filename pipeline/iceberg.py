@@ -1,4 +1,4 @@
-"""Iceberg tables by name: made, appended to exactly once, and read back by their snapshots.
+"""Iceberg tables by name: create, append exactly once, read, and find the last snapshot.
 
 The one idea: Iceberg has no transaction numbers, so an append writes its snapshot to a branch of its own, which readers
 do not see, and then moves `main` to that snapshot. Iceberg moves `main` only if its head is an ancestor of the
@@ -21,10 +21,10 @@ from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 
 from pipeline.commit import Commit
 from pipeline.errors import PipelineError
-from pipeline.jvm import classes, file_system
+from pipeline.jvm import classes, file_system, java_session
 from pipeline.partitioning import Part
 from pipeline.schema import RECORD
-from pipeline.sql import literal
+from pipeline.sql import identifier, literal
 from pipeline.widening import wider
 
 PREFIX = "iceberg:"
@@ -63,13 +63,13 @@ def parts(where: str) -> tuple[str, str]:
         namespace, name = DEFAULT_NAMESPACE, namespace
     if not namespace or not name or any(letter in "`/'\\" for letter in namespace + name):
         raise PipelineError(
-            f"{where.removeprefix(PREFIX)} is no name of an Iceberg table.", "Name it like events or lake.events."
+            f"{where.removeprefix(PREFIX)} is no name of an Iceberg table.", "Write it like events or lake.events."
         )
     return namespace, name
 
 
 def quoted(where: str) -> str:
-    """A table by its location, as SQL takes it."""
+    """Return the name in SQL of the table at a location."""
     namespace, name = parts(where)
     return f"{CATALOG}.`{namespace}`.`{name}`"
 
@@ -143,7 +143,7 @@ def rewrite(
 
 
 def merge_files(spark: SparkSession, where: str, target_bytes: int, least_files: int) -> tuple[int, int]:
-    held = classes(spark).org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, quoted(where))
+    held = classes(spark).org.apache.iceberg.spark.Spark3Util.loadIcebergTable(java_session(spark), quoted(where))
     # Without an order of its own, a table's files are merged as they are.
     strategy = "binpack" if held.sortOrder().isUnsorted() else "sort"
     options = f"map('target-file-size-bytes', '{target_bytes}', 'min-input-files', '{least_files}')"
@@ -156,14 +156,14 @@ def merge_files(spark: SparkSession, where: str, target_bytes: int, least_files:
 
 def partitioned_by(spark: SparkSession, where: str) -> list[str]:
     """Return the names of a table's partition fields."""
-    held = classes(spark).org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, quoted(where))
+    held = classes(spark).org.apache.iceberg.spark.Spark3Util.loadIcebergTable(java_session(spark), quoted(where))
     return [each.name() for each in held.spec().fields()]
 
 
 def vacuum(spark: SparkSession, where: str, hours: float) -> int:
     java = classes(spark)
-    action = java.org.apache.iceberg.spark.actions.SparkActions.get(spark._jsparkSession)
-    held = java.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, quoted(where))
+    action = java.org.apache.iceberg.spark.actions.SparkActions.get(java_session(spark))
+    held = java.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(java_session(spark), quoted(where))
     before_ms = int(time.time() * 1000 - hours * 3_600_000)
     _carry_progress(spark, where, before_ms)
     held.refresh()
@@ -185,8 +185,7 @@ def _carry_progress(spark: SparkSession, where: str, before_ms: int) -> None:
     if last is None or last.number == head or last.committed_ms >= before_ms:
         return
     branch = _begin(spark, name, head)
-    told = (last.summary[each] for each in (_APPLICATION, _NUMBER, _PROGRESS))
-    application, number, progress = told
+    application, number, progress = (last.summary[each] for each in (_APPLICATION, _NUMBER, _PROGRESS))
     empty = spark.createDataFrame([], schema(spark, where))
     _append_to(empty, f"{name}.branch_{branch}", application, int(number), progress)
     publish(spark, where, branch, head)
@@ -262,7 +261,7 @@ def _head_for(spark: SparkSession, where: str, application: str, number: int) ->
     name = quoted(where)
     head = _head(spark, name)
     if head is None:
-        # A commit needs a head that it can be compared with.
+        # A table without a snapshot has no head that a commit could begin at.
         spark.createDataFrame([], schema(spark, where)).writeTo(name).append()
         head = _head(spark, name)
     for snapshot in _ancestry(spark, name, head):
@@ -318,7 +317,7 @@ def commits(spark: SparkSession, where: str) -> Iterator[Commit]:
 
 
 def _plain(where: str) -> str:
-    """A table by its location, as a procedure takes it."""
+    """Return the name by which Iceberg's procedures know the table at a location."""
     namespace, name = parts(where)
     return f"`{namespace}`.`{name}`"
 
@@ -372,7 +371,7 @@ def _add_columns(spark: SparkSession, name: str, stored: DataType, wanted: DataT
         return
     held = {field.name: field.dataType for field in stored.fields}
     for field in wanted.fields:
-        here = f"{path}`{field.name}`"
+        here = f"{path}{identifier(field.name)}"
         if field.name in held:
             _add_columns(spark, name, held[field.name], field.dataType, f"{here}.")
         else:
@@ -410,9 +409,9 @@ def _nothing(field: StructField) -> Column:
 
 
 def _ddl(kind: DataType) -> str:
-    """A type in SQL, with every name in backticks."""
+    """Return a type in SQL, with every name in backticks."""
     if isinstance(kind, StructType):
-        fields = ", ".join(f"`{field.name}`: {_ddl(field.dataType)}" for field in kind.fields)
+        fields = ", ".join(f"{identifier(field.name)}: {_ddl(field.dataType)}" for field in kind.fields)
         return f"struct<{fields}>"
     if isinstance(kind, ArrayType):
         return f"array<{_ddl(kind.elementType)}>"

@@ -1,7 +1,7 @@
-"""The jars that Spark lacks: where they lie, whether they are there, and how they come there.
+"""Jars that Spark does not bring along: find them, check them, fetch them.
 
-The one idea: `pom.xml` beside this file is the one place for their coordinates. `fetch` lets Maven copy them into a
-folder, from wherever Maven's own settings say; a job starts from that folder without a network.
+The one idea: only `pom.xml` beside this file has their coordinates. `fetch` lets Maven copy them into a folder, from
+the repository that Maven's own settings name. A job then starts from that folder without a network.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def folder() -> Path:
 
 
 def coordinates() -> list[tuple[str, str, str]]:
-    """Group, artifact and version of each."""
+    """Return group, artifact and version of each jar."""
     found: list[tuple[str, str, str]] = []
     for dependency in ElementTree.parse(POM).getroot().iter(f"{_NAMESPACE}dependency"):
         group, artifact, version = (
@@ -47,7 +47,7 @@ def missing(where: Path) -> list[str]:
 
 
 def paths(where: Path) -> list[Path]:
-    """The jars themselves. PipelineError if one is not there."""
+    """Return the paths of all jars. PipelineError if one is absent."""
     lacking = missing(where)
     if lacking:
         raise PipelineError(
@@ -58,24 +58,31 @@ def paths(where: Path) -> list[Path]:
 
 
 def fetch(where: Path) -> None:
-    """Have Maven copy what is missing. PipelineError if it cannot."""
+    """Let Maven copy the absent jars. PipelineError if it cannot."""
     if not missing(where):
         return
     maven = shutil.which("mvn")
     if maven is None:
         raise PipelineError(
-            "Maven (mvn) is not installed, and it is Maven that fetches the jars.",
-            "Install it (Debian: apt-get install maven), or bring here what `sluice-pipeline jars --names` lists.",
+            "Maven (mvn), which fetches the jars, is not installed.",
+            "Install it (Debian: apt-get install maven), or copy what `sluice-pipeline jars --names` lists to that "
+            f"folder: {where}.",
         )
     where.mkdir(parents=True, exist_ok=True)
-    # Maven does not copy over a jar that is there, even if it is empty.
+    # Maven does not replace a jar that exists, even if it is empty.
     for name in missing(where):
         (where / name).unlink(missing_ok=True)
     command = [
         *(maven, "--quiet", "--batch-mode", "--file", str(POM), "dependency:copy-dependencies"),
         *("-DincludeScope=runtime", f"-DoutputDirectory={where}"),
     ]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=FETCH_SECONDS)
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=FETCH_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise PipelineError(
+            f"Maven has not fetched the jars within {FETCH_SECONDS // 60} minutes.",
+            "Check that Maven reaches its repository or mirror (its settings.xml), then run it again.",
+        ) from error
     if done.returncode:
         words = [line for line in (done.stdout + done.stderr).splitlines() if "ERROR" in line]
         raise PipelineError(

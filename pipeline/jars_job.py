@@ -12,10 +12,12 @@ USES_SPARK = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--to", type=Path, metavar="FOLDER", help="where they go (default: where jobs look)")
-    parser.add_argument("--names", action="store_true", help="print what they are called, and fetch nothing")
     parser.add_argument(
-        "--list", action="store_true", help="print their paths with commas, as spark-submit's --jars takes them"
+        "--to", type=Path, metavar="FOLDER", help="folder for the jars (default: the folder in which jobs look)"
+    )
+    parser.add_argument("--names", action="store_true", help="print their coordinates, and fetch nothing")
+    parser.add_argument(
+        "--list", action="store_true", help="print their paths, separated by commas, for spark-submit's --jars"
     )
 
 

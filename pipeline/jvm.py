@@ -1,7 +1,6 @@
 """Java objects behind a SparkSession that have no Python name in Spark.
 
-The one idea: Spark's stubs know these objects as any of Py4J's classes, or None, so their types are left open here and
-nowhere else.
+The one idea: Python knows no types for these objects, so they have the type `Any` here and in the callers' few lines.
 """
 
 from __future__ import annotations
@@ -13,15 +12,22 @@ from pyspark.sql import SparkSession
 
 def classes(spark: SparkSession) -> Any:
     """Return the packages of the session's JVM: `classes(spark).org.apache.…`."""
-    return spark._jvm
+    opened: Any = spark
+    return opened._jvm
+
+
+def java_session(spark: SparkSession) -> Any:
+    """Return the session's own object in the JVM."""
+    opened: Any = spark
+    return opened._jsparkSession
 
 
 def file_system(spark: SparkSession, path: Any) -> Any:
     """Return Hadoop's file system of a Hadoop path."""
-    context: Any = spark._jsc
-    return path.getFileSystem(context.hadoopConfiguration())
+    opened: Any = spark
+    return path.getFileSystem(opened._jsc.hadoopConfiguration())
 
 
 def delta_log(spark: SparkSession, path: str) -> Any:
     """Return Delta's log of the table at this path."""
-    return classes(spark).org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
+    return classes(spark).org.apache.spark.sql.delta.DeltaLog.forTable(java_session(spark), path)

@@ -1,7 +1,7 @@
-"""The cluster as an administrator sees it: topics, their ids, the ends of their logs, a group's offsets.
+"""An administrator's view of a cluster: topics, their ids, the ends of their logs, a group's offsets.
 
-The one idea: it is librdkafka that asks, never Spark's connector, so that what plans and proves a job is independent of
-what reads for it. Every request has a deadline.
+The one idea: librdkafka sends these requests, never Spark's connector. So a job is planned and proved independently of
+the client that reads its records. Every request has a deadline.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import argparse
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from confluent_kafka import (
     Consumer,
@@ -45,7 +46,7 @@ _UNREADABLE = frozenset(
     (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART)
 )
 _SILENT = frozenset((KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN))
-# Errors of a broker that has lost its storage or its leadership for a while.
+# Errors of a broker that has lost its storage or its leadership for a moment. A retry may succeed.
 _PASSING = frozenset(
     (
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -64,7 +65,7 @@ _PASSING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A partition's log: the first offset that it holds, and the one behind its last (committed) record."""
+    """A partition's log: the first offset that it holds, and the offset after its last (committed) record."""
 
     topic: str
     topic_id: str
@@ -77,14 +78,18 @@ def add_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> 
     group = parser.add_argument_group("Kafka")
     group.add_argument("--bootstrap", required=required, metavar="HOST:PORT", help="any broker of the cluster")
     group.add_argument(
-        "--kafka-conf", action="append", default=[], metavar="NAME=VALUE", help="for Spark's (Java) Kafka client"
+        "--kafka-conf",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of Spark's Kafka client (Java), which reads records",
     )
     group.add_argument(
         "--client-conf",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="for librdkafka, which plans and checks",
+        help="a setting of librdkafka, which plans, checks and produces",
     )
 
 
@@ -99,7 +104,7 @@ def settings_of(texts: Iterable[str], option: str) -> dict[str, str]:
 
 
 class Cluster:
-    """One cluster. KafkaException and PipelineError say what it refused or that it does not answer."""
+    """One cluster. Methods raise KafkaException if it refuses a request, UnreachableError if it does not answer."""
 
     def __init__(self, bootstrap: str, settings: Mapping[str, str] | None = None) -> None:
         self.settings: dict[str, str] = {
@@ -113,18 +118,25 @@ class Cluster:
     def topics(
         self, names: Sequence[str] = (), pattern: str | None = None, *, existing: Collection[str] | None = None
     ) -> list[str]:
-        """Those of `names` and of `pattern` that exist. `existing`: the topics of the cluster, if the caller has asked
-        already. PipelineError if a name does not exist."""
+        """Return the topics that `names` and `pattern` choose. PipelineError if one of `names` does not exist.
+
+        `existing` are the topics of the cluster, if the caller has listed them already.
+        """
         existing = self._metadata() if existing is None else existing
         lacking = [name for name in names if name not in existing]
         if lacking:
             raise PipelineError(
                 f"The topic {lacking[0]} does not exist.",
-                f"Those there are: {_listed(existing)}; check --topics, or create it first.",
+                f"The cluster has {_listed(existing)}. Check --topics, or create the topic first.",
             )
         chosen = set(names)
         if pattern is not None:
-            matches = re.compile(pattern).fullmatch
+            try:
+                matches = re.compile(pattern).fullmatch
+            except re.error as error:
+                raise PipelineError(
+                    f"--pattern {pattern} is no regular expression ({error}).", "Write it like 'orders.*', in quotes."
+                ) from error
             chosen |= {name for name in existing if not name.startswith("__") and matches(name)}
         return sorted(chosen)
 
@@ -132,13 +144,15 @@ class Cluster:
         return set(self._metadata())
 
     def logs(self, topics: Sequence[str], *, read_committed: bool = True) -> list[Log]:
-        """The logs of all partitions of `topics`, by topic and partition; a topic that does not exist has none."""
+        """Return the logs of all partitions of `topics`, sorted. A topic that does not exist has none."""
         if not topics:
             return []
         described: list[tuple[str, str, int]] = []
-        for name, future in self._admin.describe_topics(
-            TopicCollection(list(topics)), request_timeout=REQUEST_SECONDS
-        ).items():
+        asked_topics = TopicCollection(list(topics))
+        answers = cast(
+            "Mapping[str, Future[Any]]", self._admin.describe_topics(asked_topics, request_timeout=REQUEST_SECONDS)
+        )
+        for name, future in answers.items():
             try:
                 description = future.result(REQUEST_SECONDS)
             except KafkaException as error:
@@ -165,10 +179,13 @@ class Cluster:
         if not partitions:
             return {}
         isolation = IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel.READ_UNCOMMITTED
-        futures = self._admin.list_offsets(
-            {TopicPartition(*key): spec for key in partitions},
-            isolation_level=isolation,
-            request_timeout=REQUEST_SECONDS,
+        futures = cast(
+            "Mapping[TopicPartition, Future[Any]]",
+            self._admin.list_offsets(
+                {TopicPartition(*key): spec for key in partitions},
+                isolation_level=isolation,
+                request_timeout=REQUEST_SECONDS,
+            ),
         )
         found: dict[Partition, int] = {}
         for asked, future in futures.items():
@@ -197,31 +214,39 @@ class Cluster:
             consumer.close()
 
     def group_offsets(self, group: str) -> dict[Partition, int]:
-        """All offsets that a group has committed."""
-        futures = self._admin.list_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group)], request_timeout=REQUEST_SECONDS
+        """Return all offsets that a group has committed."""
+        futures = cast(
+            "Mapping[str, Future[Any]]",
+            self._admin.list_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group)], request_timeout=REQUEST_SECONDS
+            ),
         )
         answer = futures[group].result(REQUEST_SECONDS)
         return {(at.topic, at.partition): at.offset for at in answer.topic_partitions if at.offset >= 0}
 
     def group_states(self) -> dict[str, str]:
-        """The state of every group by its id: EMPTY, STABLE, …"""
-        answer = self._admin.list_consumer_groups(request_timeout=REQUEST_SECONDS).result(REQUEST_SECONDS)
+        """Return the state of every group by its id: EMPTY, STABLE, …"""
+        future = cast("Future[Any]", self._admin.list_consumer_groups(request_timeout=REQUEST_SECONDS))
+        answer = future.result(REQUEST_SECONDS)
         return {group.group_id: group.state.name for group in answer.valid}
 
     def alter_group_offsets(self, group: str, offsets: Mapping[Partition, int]) -> None:
-        """Set an empty group's offsets; the cluster refuses it for any other."""
+        """Set an empty group's offsets. The cluster refuses to do so for any other group."""
         positions = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
-        futures = self._admin.alter_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group, positions)], request_timeout=REQUEST_SECONDS
+        futures = cast(
+            "Mapping[str, Future[Any]]",
+            self._admin.alter_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group, positions)], request_timeout=REQUEST_SECONDS
+            ),
         )
         for answer in futures[group].result(REQUEST_SECONDS).topic_partitions:
             if answer.error is not None:
                 raise KafkaException(answer.error)
 
     def create(self, topic: NewTopic) -> None:
-        """Make it, and wait until all its partitions answer. KafkaException if it cannot be made."""
-        for future in self._admin.create_topics([topic], request_timeout=REQUEST_SECONDS).values():
+        """Create a topic, and wait until all its partitions answer. KafkaException if the cluster refuses."""
+        futures = cast("Mapping[str, Future[Any]]", self._admin.create_topics([topic], request_timeout=REQUEST_SECONDS))
+        for future in futures.values():
             future.result(REQUEST_SECONDS)
         # Apache Kafka acknowledges a topic before its brokers know that they lead it.
         wanted = [(topic.topic, partition) for partition in range(topic.num_partitions)]
@@ -235,20 +260,26 @@ class Cluster:
                     raise
             if time.monotonic() > deadline:
                 raise UnreachableError(
-                    f"The topic {topic.topic} was made, but its partitions do not answer.",
+                    f"The topic {topic.topic} was created, but its partitions do not answer.",
                     "Look at the brokers' logs; then start the job again.",
                 )
             time.sleep(LOOK_AGAIN_SECONDS)
 
     def configs(self, resources: Sequence[ConfigResource]) -> dict[ConfigResource, dict[str, str]]:
-        """Names and values of the configuration of each."""
+        """Return each resource's settings, with their defaults."""
         if not resources:
             return {}
-        futures = self._admin.describe_configs(list(resources), request_timeout=REQUEST_SECONDS)
+        futures = self._describe(list(resources))
         return {
             resource: {name: str(entry.value) for name, entry in future.result(REQUEST_SECONDS).items()}
             for resource, future in futures.items()
         }
+
+    def _describe(self, resources: list[ConfigResource]) -> Mapping[ConfigResource, Future[Any]]:
+        return cast(
+            "Mapping[ConfigResource, Future[Any]]",
+            self._admin.describe_configs(resources, request_timeout=REQUEST_SECONDS),
+        )
 
     def own_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """Return the settings that each topic has of its own, without its broker's defaults.
@@ -259,7 +290,7 @@ class Cluster:
             return {}
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
         found: dict[str, dict[str, str]] = {}
-        for resource, future in self._admin.describe_configs(resources, request_timeout=REQUEST_SECONDS).items():
+        for resource, future in self._describe(resources).items():
             try:
                 entries = future.result(REQUEST_SECONDS)
             except KafkaException as error:
@@ -284,12 +315,15 @@ class Cluster:
             for name, value in settings.items()
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-        futures = self._admin.incremental_alter_configs([resource], request_timeout=REQUEST_SECONDS)
+        futures = cast(
+            "Mapping[ConfigResource, Future[Any]]",
+            self._admin.incremental_alter_configs([resource], request_timeout=REQUEST_SECONDS),
+        )
         for future in futures.values():
             future.result(REQUEST_SECONDS)
 
     def partitions_of(self, topic: str) -> int:
-        """How many partitions a topic has, 0 if it does not exist."""
+        """Return the number of a topic's partitions, 0 if it does not exist."""
         return len(self._metadata().get(topic, ()))
 
     def _metadata(self) -> dict[str, list[int]]:
@@ -298,7 +332,7 @@ class Cluster:
         except KafkaException as error:
             raise self._unreachable(error) from error
         for topic in listed.topics.values():
-            # A topic without a leader for a moment must not pass for one that was deleted.
+            # A topic that has no leader for a moment is not a deleted topic.
             if topic.error is not None and self._passes(topic.error):
                 raise self._unreachable(KafkaException(topic.error))
         return {name: sorted(topic.partitions) for name, topic in listed.topics.items() if topic.error is None}
@@ -314,7 +348,7 @@ class Cluster:
         told = error.args[0]
         if told.code() in _SILENT:
             return UnreachableError(
-                f"Nothing answers as Kafka at {self._bootstrap}.",
+                f"No Kafka broker answers at {self._bootstrap}.",
                 "Check --bootstrap, and that the cluster runs; then start the job again: it goes on where it was.",
             )
         if self._passes(told):
@@ -326,7 +360,7 @@ class Cluster:
 
 
 class UnreachableError(PipelineError):
-    """The cluster does not answer; it may again."""
+    """The cluster does not answer now. A retry may succeed."""
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -45,7 +45,8 @@ def murmur2_of(keys: Sequence[bytes]) -> Hashes:
     if not len(order):
         return found
     sizes = lengths[order]
-    data = np.frombuffer(b"".join([keys[index] for index in order.tolist()]), np.uint8).astype(np.uint32)
+    numbers: list[int] = order.tolist()
+    data = np.frombuffer(b"".join([keys[index] for index in numbers]), np.uint8).astype(np.uint32)
     starts = np.cumsum(sizes) - sizes
     value = (np.uint32(_SEED) ^ sizes.astype(np.uint32)).astype(np.uint32)
     mix = np.uint32(_MIX)

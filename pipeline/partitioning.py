@@ -1,7 +1,7 @@
 """Partitions and order of a table, as a user names them: columns, days and hours of a time, buckets of a column.
 
-The one idea: a part is checked against the table's columns before anything is made. Each format then says it in its
-own words (`delta.py`, `iceberg.py`).
+The one idea: each part is checked against the table's columns before the table is created. Each format then writes the
+part in its own SQL (`delta.py`, `iceberg.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def partitions(text: str, schema: StructType) -> list[Part]:
         name = match["time"] or match["bucketed"] or match["column"]
         _check(name, "--partition-by", schema)
         if match["time"] is not None and not isinstance(schema[name].dataType, TimestampType):
-            raise PipelineError(f"--partition-by {part}: {name} is no time.", "Name a column of timestamps.")
+            raise PipelineError(f"--partition-by {part}: the column {name} is no time.", "Name a column of timestamps.")
         if match["count"] is not None and not 1 <= int(match["count"]) <= MAX_BUCKETS:
             raise PipelineError(f"--partition-by {part} has no buckets, or too many.", f"Take 1 to {MAX_BUCKETS:,}.")
         unit = match["unit"] or ("bucket" if match["count"] else "")

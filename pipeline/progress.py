@@ -1,9 +1,8 @@
 """Report the progress of a long job, and stop it on a signal.
 
-The one idea: a job reports a step (a batch, a phase) when it is done; `Progress` turns that into one line with rows,
-rate, what is left and how long that takes, or, with --json, into the same for machines. A heartbeat says what a job is
-doing when it has said nothing for a while. SIGINT and SIGTERM ask once for a stop after the step that runs; asked
-again, they end the program.
+The one idea: a job reports each finished step (a batch, a phase). `Progress` prints one line with rows, rate, the rest
+and its expected time, or the same as JSON with --json. If a job has printed nothing for a while, a heartbeat prints
+what it is doing. The first SIGINT or SIGTERM stops the job after its current step; the second ends the program.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from types import FrameType, TracebackType
 from typing import Any, TextIO
 
 SAY_SECONDS = 4.0
-"""The longest silence of a job that works, so that its first line is there within five seconds."""
+"""The longest silence of a running job, so that its first line appears within five seconds."""
 LOOK_SECONDS = 0.5
 
 
 class Progress:
-    """Lines of one job. `as_json` prints each as an object, so that another program can read along."""
+    """Lines of one job. `as_json` prints each as an object, for other programs."""
 
     def __init__(
         self,
@@ -46,16 +45,16 @@ class Progress:
         return self._now() - self._started
 
     def say(self, text: str, **figures: Any) -> None:
-        """One line; `figures` are added to it for machines only."""
+        """Print one line. `figures` are added to it in JSON only."""
         self._doing = text
         self._print(text, figures)
 
     def watch(self, words: Callable[[], tuple[str, dict[str, Any]]] | None) -> None:
-        """Let `beat` say these words, with their figures, until further notice."""
+        """Let `beat` print these words and figures from now on; None for the job's last line."""
         self._watched = words
 
     def beat(self) -> None:
-        """Say what the job is doing, if it has said nothing for `SAY_SECONDS`."""
+        """Print what the job is doing if it has printed nothing for `SAY_SECONDS`."""
         if self._now() - self._said < SAY_SECONDS:
             return
         watched = self._watched
@@ -74,7 +73,7 @@ class Progress:
             print(line, file=self._stream, flush=True)
 
     def step(self, what: str, rows: int, seconds: float, left: int | None = None, **figures: Any) -> None:
-        """A step of `rows` that took `seconds`; `left` is what remains, if that is known."""
+        """Print a finished step of `rows` that took `seconds`. `left` is the number of remaining rows, if known."""
         self._rows += rows
         rate = rows / seconds if seconds > 0 else 0.0
         average = self._rows / self.seconds if self.seconds > 0 else 0.0
@@ -92,12 +91,12 @@ def clock(seconds: float) -> str:
 
 
 class Stop:
-    """The user's request to end the job. `wait` sleeps, but no longer than until then."""
+    """The user's request to end the job. `wait` sleeps until the request at most."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self.waiting = False
-        """A job that waits has nothing to report."""
+        """The job waits, so the heartbeat prints nothing."""
 
     @property
     def asked(self) -> bool:
@@ -114,7 +113,7 @@ class Stop:
         self._event.set()
 
     def listen(self) -> None:
-        """Hear SIGINT and SIGTERM. The second of them ends the program at once: what was committed stands."""
+        """Handle SIGINT and SIGTERM. The second signal ends the program at once; committed batches stay."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._heard)
 
@@ -127,7 +126,7 @@ class Stop:
 
 
 class Heartbeat:
-    """A thread that lets a job say what it is doing, from the job's first moment to its end."""
+    """A thread that prints what the job is doing, from the job's start to its end."""
 
     def __init__(self, lines: Progress, stop: Stop) -> None:
         self._lines, self._stop = lines, stop

@@ -1,8 +1,7 @@
 """The one place that builds a SparkSession.
 
-The one idea: a job says where it runs with a master URL and nothing else changes. Started by spark-submit, master,
-memory and jars are spark-submit's, and only what the jobs rely on (both table formats, UTC, Kryo-free defaults) is set
-here.
+The one idea: only the master URL says where a job runs. If spark-submit starts the job, spark-submit chooses master,
+memory and jars, and this module sets only what the jobs rely on: both table formats, and UTC.
 """
 
 from __future__ import annotations
@@ -33,33 +32,34 @@ LOCAL_SHUFFLE_PARTITIONS = 8
 LOG_LEVEL = "SLUICE_PIPELINE_SPARK_LOG"
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
+_TIME_ZONE = "spark.sql.session.timeZone"
 # Settings that every job needs on every master.
 _ALWAYS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,"
     "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.sql.session.timeZone": "UTC",
+    _TIME_ZONE: "UTC",
     # Delta reads its log in as many tasks as this; 50, the default, costs seconds per commit on few cores.
     "spark.databricks.delta.snapshotPartitions": "2",
-    # A commit without rows still says how far a job is.
+    # A commit without rows still carries a job's progress.
     "spark.databricks.delta.skipRecordingEmptyCommits": "false",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "64",
     "spark.sql.parquet.compression.codec": "zstd",
-    # A few topics and days are written side by side as their records come; only what has more of them is sorted first.
-    # Each has a row group in memory, hence the size of these.
+    # A task writes up to this many topics and days at once; with more of them Spark sorts the rows first. Each open
+    # file holds a row group in memory, so row groups are small (below).
     "spark.sql.maxConcurrentOutputFileWriters": "4",
-    # Otherwise a union of frames of one partition each is one partition, and so one task.
+    # Otherwise Spark puts frames of one partition each into one partition, and so into one task.
     "spark.sql.unionOutputPartitioning": "false",
     "spark.hadoop.parquet.block.size": str(32 * 1024 * 1024),
     "spark.ui.showConsoleProgress": "false",
-    # A table's clean-up must not delete what another job is reading; compact states its horizon itself.
+    # A vacuum must not delete files that another job reads. `compact` passes its own horizon.
     "spark.databricks.delta.retentionDurationCheck.enabled": "true",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """The place where a job runs. `master` may be local[N], spark://…, yarn, k8s://…"""
+    """The place and the resources of a job. `master` may be local[N], spark://…, yarn, k8s://…"""
 
     app_name: str
     master: str = "local[*]"
@@ -67,26 +67,27 @@ class SessionOptions:
     jars_folder: Path | None = None
     local_dir: Path | None = None
     ui: bool = False
-    settings: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict[str, str])
     nice: int | None = 0
     """Niceness of a local job; None runs the job under Linux' SCHED_IDLE, which uses only idle time of the cores."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `options_of`, for every job alike."""
+    """Add the arguments that `options_of` reads. They are the same for every job."""
     group = parser.add_argument_group("Spark")
     group.add_argument("--master", default=os.environ.get("SLUICE_PIPELINE_MASTER", "local[*]"), metavar="URL",
                        help="local[N], spark://host:port, yarn, k8s://… (default %(default)s)")  # fmt: skip
-    group.add_argument("--memory", default="1g", help="of the driver, and of each executor (default %(default)s)")
+    group.add_argument("--memory", default="1g", help="heap of the driver and of each executor (default %(default)s)")
     group.add_argument(
-        "--jars", type=Path, metavar="FOLDER", help="where the jars are (default: where `jars` puts them)"
+        "--jars", type=Path, metavar="FOLDER", help="folder of the jars (default: where the job `jars` puts them)"
     )
-    group.add_argument("--local-dir", type=Path, metavar="FOLDER", help="Spark's scratch space")
+    group.add_argument("--local-dir", type=Path, metavar="FOLDER", help="folder for Spark's temporary files")
     group.add_argument("--spark-ui", action="store_true", help="serve Spark's own web page")
     group.add_argument(
         "--nice", type=_nice, default="0", metavar="N",
-        help="how far a local[…] job gives way to a broker beside it: 0 to 19, or `idle` (Linux), which uses only idle "
-             "time of the cores and stands still on a machine that is never idle (default %(default)s)",
+        help="niceness of a local[…] job, 0 to 19, so that it yields to a broker on the same machine; or `idle` "
+             "(Linux), which uses only idle time of the cores, so on a busy machine the job stands still "
+             "(default %(default)s)",
     )  # fmt: skip
     group.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="any Spark setting")
 
@@ -97,6 +98,10 @@ def options_of(arguments: argparse.Namespace, app_name: str) -> SessionOptions:
         name, separator, value = text.partition("=")
         if not separator:
             raise PipelineError(f"--conf {text} is not NAME=VALUE.", "Write it like --conf spark.executor.cores=2.")
+        if name == _TIME_ZONE and value != _ALWAYS[_TIME_ZONE]:
+            raise PipelineError(
+                f"--conf {text} would shift an archive's dates, which are days in UTC.", "Leave it out."
+            )
         settings[name] = value
     return SessionOptions(
         app_name=app_name,
@@ -111,9 +116,9 @@ def options_of(arguments: argparse.Namespace, app_name: str) -> SessionOptions:
 
 
 def open_session(options: SessionOptions, lines: Progress | None = None) -> SparkSession:
-    """A session with Delta, Iceberg and the Kafka connector. PipelineError if Java, pyspark or a jar is missing.
+    """Return a session with Delta, Iceberg and the Kafka connector. PipelineError if Java, pyspark or a jar is missing.
 
-    `lines` announce the start first, because a JVM starts slowly.
+    The start is announced on `lines`, because a JVM starts slowly.
     """
     try:
         from pyspark.sql import SparkSession
@@ -135,7 +140,7 @@ def open_session(options: SessionOptions, lines: Progress | None = None) -> Spar
     builder = SparkSession.builder.appName(options.app_name)
     for name, value in settings.items():
         builder = builder.config(name, value)
-    # PySpark takes Ctrl-C for itself; who asked to hear of it before goes on doing so.
+    # PySpark installs its own handler of SIGINT, so the job's handler is restored below.
     interrupted = signal.getsignal(signal.SIGINT)
     session = builder.getOrCreate()
     if threading.current_thread() is threading.main_thread():
@@ -147,8 +152,8 @@ def open_session(options: SessionOptions, lines: Progress | None = None) -> Spar
 def give_way(nice: int | None) -> None:
     """Put this process and its future children behind all other processes of the machine.
 
-    By weight alone (a niceness) a busy job still keeps a broker that wakes up waiting for its turn to end; under
-    SCHED_IDLE no other process waits.
+    A niceness only lowers the job's weight: a broker that wakes up still waits until the job's time slice ends. Under
+    SCHED_IDLE no other process waits for the job.
     """
     if nice is not None:
         os.nice(nice)
@@ -177,7 +182,7 @@ def submitted() -> bool:
 
 
 def _own(options: SessionOptions) -> dict[str, str]:
-    """Settings that spark-submit would have set."""
+    """Return the settings that spark-submit would set."""
     found = jars.paths(options.jars_folder or jars.folder())
     settings = {
         "spark.master": options.master,
@@ -192,9 +197,9 @@ def _own(options: SessionOptions) -> dict[str, str]:
         options.local_dir.mkdir(parents=True, exist_ok=True)
         settings["spark.local.dir"] = str(options.local_dir.resolve())
     if options.master.startswith("local"):
-        # Nothing but this process talks to the driver.
+        # Only this process connects to the driver.
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-        # Spark's 200 are for a cluster; on a few cores each costs more than what is in it.
+        # Spark's default of 200 suits a cluster. On a few cores each partition costs more than its rows.
         settings["spark.sql.shuffle.partitions"] = str(LOCAL_SHUFFLE_PARTITIONS)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     return settings
@@ -211,7 +216,7 @@ def _collector(settings: Mapping[str, str]) -> str:
 
 
 def java() -> str | None:
-    """The java that Spark would start."""
+    """Return the path of the java that Spark would start, None without Java."""
     home = os.environ.get("JAVA_HOME")
     return shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java")
 
@@ -230,12 +235,12 @@ def java_version() -> int | None:
 
 
 def check_java() -> None:
-    """PipelineError unless there is a Java that Spark runs on."""
+    """PipelineError if Java is absent or too old for Spark."""
     version = java_version()
     if version is None:
         where = f"JAVA_HOME ({os.environ['JAVA_HOME']})" if "JAVA_HOME" in os.environ else "PATH"
         raise PipelineError(
-            f"There is no Java on {where}.",
+            f"There is no Java in {where}.",
             f"Install Java {LEAST_JAVA} (Debian: apt-get install openjdk-17-jre-headless), or point JAVA_HOME at one.",
         )
     if version < LEAST_JAVA:

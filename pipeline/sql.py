@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def identifier(name: str) -> str:
+    """Return the name of a column, a field or a table in backticks."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def literal(content: str) -> str:
     """Return a text as SQL takes it."""
     return "'" + content.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,13 +1,13 @@
-"""Tables of either format: made, appended to exactly once, and read back by their last commit.
+"""Tables of either format: create, append exactly once, read, and find the last commit.
 
-The one idea: a table is known by its location. A path is a Delta table; `iceberg:NAMESPACE.NAME` is a table of the
-Iceberg catalog (`catalog.py`). Both formats keep the same promise: an append names its application and a number that
-rises, a number is committed once, and the job's progress travels in the same commit.
+The one idea: a location names a table and its format. A path is a Delta table; `iceberg:NAMESPACE.NAME` is a table of
+the Iceberg catalog (`catalog.py`). Both formats keep the same promise: an append names its application and a number
+that rises, a number is committed once, and the same commit holds the job's progress.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
 from types import ModuleType
@@ -47,7 +47,7 @@ def exists(spark: SparkSession, where: str) -> bool:
 def create(
     spark: SparkSession, where: str, schema: StructType, partitions: Sequence[Part] = (), order: Sequence[str] = ()
 ) -> None:
-    """Make an empty table unless it is there.
+    """Create an empty table if none exists.
 
     Iceberg writes each file in `order`. In a Delta table `merge_files` clusters rows by it.
     """
@@ -69,12 +69,12 @@ def _require(spark: SparkSession, where: str) -> None:
     if not exists(spark, where):
         raise PipelineError(
             f"There is no archive at {where}.",
-            "Check its name, --format and --catalog, or make one with `sluice-pipeline archive`.",
+            "Check its name, --format and --catalog, or create one with `sluice-pipeline archive`.",
         )
 
 
 def schema(spark: SparkSession, where: str) -> StructType:
-    """Return the columns that the next append may have, also those that no commit has filled yet."""
+    """Return the table's columns, also columns that no commit has filled yet."""
     return _format(where).schema(spark, where)
 
 
@@ -120,7 +120,7 @@ def readable(spark: SparkSession, where: str) -> DataFrame:
 
 
 @contextmanager
-def ignoring_lost_files(spark: SparkSession) -> Iterator[None]:
+def ignoring_lost_files(spark: SparkSession) -> Generator[None, None, None]:
     """Read tables without their missing and damaged files."""
     before = {name: spark.conf.get(name) for name in _LOST_FILES}
     for name in _LOST_FILES:

@@ -1,7 +1,7 @@
-"""Says how far Spark is within a step that takes long, and ends the step when a stop is asked for.
+"""Report Spark's progress within a long step, and cancel the step on a request to stop.
 
-The one idea: Spark counts the tasks of a step in stages; those that were seen are added up. A job's heartbeat says the
-sum. A step whose ticker is given the stop must be one that can be done again: what it has done is thrown away.
+The one idea: Spark counts the tasks of each stage, and a ticker adds up the stages that it has seen. The job's
+heartbeat prints the sum. A step may be cancelled only if it can be repeated, because its work is lost.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from pyspark.sql import SparkSession
 from pipeline.errors import PipelineError
 from pipeline.progress import LOOK_SECONDS, Progress, Stop
 
-PLANS = "Spark plans what it will do"
-IDLE = "waits for an executor to take its tasks: do workers run, with the memory and cores that it asks for?"
+PLANS = "Spark plans the step"
+IDLE = "waits for an executor to take its tasks: do workers run with the memory and cores that the job needs?"
 
 
 class Ticker:
-    """Around a step. A step that was cancelled ends with PipelineError; `begun` says what a new start would do."""
+    """Watches a step, as a context manager. A cancelled step raises PipelineError.
+
+    Without `stop` the step is never cancelled. `begun` tells the user what a new start does.
+    """
 
     def __init__(
         self, spark: SparkSession, lines: Progress, stop: Stop | None = None, begun: str = "it begins anew"
@@ -44,7 +47,7 @@ class Ticker:
         self._ended.set()
         self._thread.join()
         if self._stop is not None and self._stop.asked and isinstance(error, PySparkException | Py4JError):
-            raise PipelineError("It was stopped before it was whole.", f"Start it again; {self._begun}.") from error
+            raise PipelineError("The job was stopped within a step.", f"Start it again; {self._begun}.") from error
 
     def _look(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):
@@ -64,7 +67,7 @@ class Ticker:
         self._seen |= {stage: (info.numCompletedTasks, info.numTasks) for stage, info in active.items() if info}
         if not self._seen:
             return PLANS, 0, 0
-        # On the driver's own cores tasks are between two stages now and then; executors may not be there at all.
+        # In local mode no task may run for a moment between two stages. On a cluster there may be no executor.
         idle = bool(active) and not any(info.numActiveTasks for info in active.values() if info)
         self._idle = self._idle + 1 if idle and not (self._context.master or "").startswith("local") else 0
         if self._idle > 1:

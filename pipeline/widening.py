@@ -25,6 +25,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from pipeline.sql import identifier
+
 _INTEGERS: tuple[DataType, ...] = (ByteType(), ShortType(), IntegerType(), LongType())
 MOST_DIGITS = 38
 
@@ -69,7 +71,7 @@ def wider(stored: DataType, wanted: DataType, path: str = "") -> Iterator[tuple[
         found = {field.name: field.dataType for field in wanted.fields}
         for field in stored.fields:
             if field.name in found:
-                name = "`" + field.name.replace("`", "``") + "`"
+                name = identifier(field.name)
                 yield from wider(field.dataType, found[field.name], f"{path}.{name}" if path else name)
     elif wanted in ladder(stored, decimals=True)[1:]:
         yield path, wanted

@@ -1,7 +1,7 @@
-"""Findings: the few sentences with figures that a person reads first.
+"""Findings: the sentences with figures that a person reads first.
 
-The one idea: a finding is a sentence that names its subject, its figures and the next step, made of a small aggregate.
-No rows of the journal come to the driver, and every list is bounded.
+The one idea: a finding is made of a small aggregate. It names its subject, its figures and the next step. No rows of
+the journal come to the driver, and every list is bounded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def counted(number: int, one: str, many: str | None = None) -> str:
 
 
 def findings(tables: Tables, thresholds: Thresholds) -> list[Finding]:
-    """All findings, the gravest first."""
+    """Return all findings, the most severe first."""
     found = [
         *_violations(tables),
         *_storms(tables, thresholds),
@@ -244,7 +244,7 @@ def _handoffs(tables: Tables) -> Iterator[Finding]:
                 f"{counted(row.forced, 'handoff')} in group {row.group_id} had to be forced after "
                 f"{seconds(row.forced_wait_ms)} of waiting in sum, {row.stuck_member_id} being the one waited "
                 "for longest: "
-                "it neither committed nor let go in time.",
+                "it neither committed nor released its partition in time.",
                 {"forced": row.forced, "forced_wait_ms": row.forced_wait_ms},
             )
 

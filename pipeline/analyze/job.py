@@ -1,8 +1,8 @@
-"""`analyze`: what rebalances did to consumer groups, from the coordinator's journal.
+"""`analyze`: report from the coordinator's journal what rebalances did to consumer groups.
 
-The journal's rows are copied once, turned into tables (docs/analysis.md), put into words and drawn. It also checks
-the invariants that hold for any behaviour of clients, and ends with 3 if one is violated: so it is the test of every
-long run.
+The job copies the journal's rows once, turns them into tables (docs/analysis.md), and writes findings and charts. It
+also checks invariants that hold for any behaviour of clients, and ends with exit code 3 if one is violated. So it also
+tests every long run.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ SMALL_TABLES = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
 }
-"""For the many questions that are asked of what was written: to compile them costs more than to interpret them."""
+"""For the many queries of the written tables, which take longer to compile than to interpret."""
 SHOWN = 12
 """Findings printed; all of them are in findings.json and the report."""
 
@@ -50,21 +51,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="postgresql://user:password@host/database (default: SLUICE_DATABASE_URL)",
     )
-    where.add_argument("--data-dir", metavar="FOLDER", help="of a running gateway with an embedded Postgres")
-    where.add_argument("--schema", default="sluice", help="of the gateway's tables (default %(default)s)")
+    where.add_argument(
+        "--data-dir", metavar="FOLDER", help="data folder of a running gateway with an embedded Postgres"
+    )
+    where.add_argument("--schema", default="sluice", help="schema of the gateway's tables (default %(default)s)")
     where.add_argument("--archive", metavar="FOLDER", help="read an earlier --out/journal instead of Postgres")
     where.add_argument("--from-seq", type=int, metavar="N", help="first row of the journal to read")
-    where.add_argument("--until-seq", type=int, metavar="N", help="first row not to read")
+    where.add_argument("--until-seq", type=int, metavar="N", help="first row after those to read")
     where.add_argument(
-        "--delivery", metavar="FOLDER", help="Parquet of what members say they processed, for exact duplicates"
+        "--delivery",
+        metavar="FOLDER",
+        help="Parquet with the members' own logs of processed records, for exact duplicates",
     )
     where.add_argument(
-        "--delivery-only", metavar="FOLDER", help="no journal: a page of what members say they processed, and no more"
+        "--delivery-only", metavar="FOLDER", help="read only the members' own logs of processed records, and no journal"
     )
     parser.add_argument(
-        "--out", required=True, type=Path, metavar="FOLDER", help="tables, findings.json, report.html, *.png"
+        "--out",
+        required=True,
+        type=Path,
+        metavar="FOLDER",
+        help="folder for tables, findings.json, report.html and *.png",
     )
-    words = parser.add_argument_group("what counts")
+    words = parser.add_argument_group("thresholds")
     words.add_argument(
         "--storm-rebalances", type=int, default=5, metavar="K", help="a storm is K rebalances (default %(default)s)"
     )
@@ -79,9 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1_000,
         metavar="MS",
-        help="how late a commit's row may be (default %(default)s)",
+        help="how much later than the commit its row may be (default %(default)s)",
     )
-    parser.add_argument("--no-report", action="store_true", help="tables and findings only")
+    parser.add_argument("--no-report", action="store_true", help="write tables and findings only")
 
 
 def run(arguments: argparse.Namespace, lines: Progress, stop: Stop) -> int:
@@ -144,16 +153,15 @@ def _thresholds(arguments: argparse.Namespace) -> Thresholds:
 def _journal(spark: SparkSession, arguments: argparse.Namespace, lines: Progress) -> Journal:
     first_seq, next_seq = arguments.from_seq, arguments.until_seq
     if arguments.archive is not None:
-        folder = arguments.archive
+        opened = open_archive(spark, arguments.archive).between(first_seq, next_seq)
     else:
-        url = _database_url(arguments)
-        folder = str(arguments.out / "journal")
-        source = source_of(spark, url, arguments.schema)
-        first_seq, next_seq = copy_snapshot(source, Path(folder), lines.say, from_seq=first_seq, until_seq=next_seq)
-    opened = open_archive(spark, folder, first_seq=first_seq, next_seq=next_seq)
+        folder: Path = arguments.out / "journal"
+        source = source_of(spark, _database_url(arguments), arguments.schema)
+        copied = copy_snapshot(source, folder, lines.say, from_seq=first_seq, until_seq=next_seq)
+        opened = open_archive(spark, str(folder), copied)
     if arguments.delivery is None:
         return opened
-    return Journal(**{**opened.__dict__, "delivery": spark.read.schema(DELIVERY).parquet(arguments.delivery)})
+    return replace(opened, delivery=spark.read.schema(DELIVERY).parquet(arguments.delivery))
 
 
 def _database_url(arguments: argparse.Namespace) -> str:
@@ -167,18 +175,20 @@ def _database_url(arguments: argparse.Namespace) -> str:
         return f"postgresql://sluice@/postgres?host={folder}&port=5432&sslmode=disable"
     if not arguments.database_url:
         raise PipelineError(
-            "It is not said where the journal is.",
+            "No journal is named.",
             "Give --database-url, --data-dir, or --archive with the journal of an earlier run.",
         )
     return str(arguments.database_url)
 
 
 def write_tables(tables: Tables, out: Path, lines: Progress, stop: Stop) -> Tables:
-    """Writes each table as Parquet and gives them back as read from there: nothing is computed twice."""
+    """Write each table as Parquet, and return the tables as read from there, so that each is computed once."""
     written: dict[str, Any] = {}
     for name, table in tables.named().items():
         if stop.asked:
-            raise PipelineError("Stopped before all tables were written.", "Start it again; it begins anew.")
+            raise PipelineError(
+                "The job was stopped before all tables were written.", "Start it again; it begins anew."
+            )
         started = time.monotonic()
         target = str(out / name)
         with Ticker(table.sparkSession, lines, stop):

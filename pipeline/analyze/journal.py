@@ -119,7 +119,7 @@ DELIVERY = _table(
 """Records that members processed, as a test harness logs them: one row per contiguous run, in order of time."""
 
 MAX_DROPS = 1_000
-"""rows_dropped events beyond which a journal is too torn to say anything exact about."""
+"""rows_dropped events beyond which a journal has too many gaps for exact figures."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Journal:
     delivery: DataFrame | None = None
 
     def map(self, transform: Callable[[DataFrame], DataFrame]) -> Journal:
-        """The same snapshot with each of its five tables transformed."""
+        """Return the same snapshot with each of its five tables transformed."""
         return replace(
             self,
             event=transform(self.event),
@@ -146,16 +146,31 @@ class Journal:
             handoff=transform(self.handoff),
         )
 
+    def between(self, first_seq: int | None, next_seq: int | None) -> Journal:
+        """Return the rows from `first_seq` up to and without `next_seq`, as far as the snapshot has them.
+
+        PipelineError if it has none of them.
+        """
+        first = self.first_seq if first_seq is None else max(first_seq, self.first_seq)
+        following = self.next_seq if next_seq is None else min(next_seq, self.next_seq)
+        if first >= following:
+            raise PipelineError(
+                f"The archive has no rows in this range: it holds {self.first_seq:,} to {self.next_seq - 1:,}.",
+                "Check --from-seq and --until-seq.",
+            )
+        inside = (F.col("seq") >= first) & (F.col("seq") < following)
+        return replace(self.map(lambda table: table.where(inside)), first_seq=first, next_seq=following)
+
 
 def with_eras(journal: Journal) -> Journal:
-    """Adds `era`: how many times rows were dropped before this one. Nothing is continuous across an era's border."""
+    """Add `era`, the number of times that rows were dropped before this one. No state crosses an era's border."""
     drops = sorted(
         row.seq
         for row in journal.event.where(F.col("kind") == "rows_dropped").select("seq").limit(MAX_DROPS + 1).collect()
     )
     if len(drops) > MAX_DROPS:
         raise PipelineError(
-            f"The journal says more than {MAX_DROPS} times that rows were dropped: nothing exact can be said.",
+            f"The journal has dropped rows more than {MAX_DROPS} times, so no exact figures can be derived.",
             "Its writer is overloaded, or the database was away. Analyse a later range with --from-seq.",
         )
     if not drops:
@@ -166,21 +181,20 @@ def with_eras(journal: Journal) -> Journal:
     )
 
 
-def open_archive(
-    spark: SparkSession, root: str, *, first_seq: int | None = None, next_seq: int | None = None
-) -> Journal:
-    """A journal as directories of Parquet named like its tables. The range is what the rows say, if it is not given."""
+def open_archive(spark: SparkSession, root: str, copied: tuple[int, int] | None = None) -> Journal:
+    """Return a journal from folders of Parquet that are named like its tables.
+
+    `copied` is the range that was copied there, first_seq and next_seq. Without it the rows themselves say the range.
+    """
     tables = {name: spark.read.schema(schema).parquet(f"{root}/{name}") for name, schema in TABLES.items()}
-    if first_seq is None or next_seq is None:
+    if copied is None:
         found = [table.agg(F.min("seq"), F.max("seq")).first() for table in tables.values()]
         lows = [row[0] for row in found if row is not None and row[0] is not None]
         highs = [row[1] for row in found if row is not None and row[1] is not None]
         if not lows:
             raise PipelineError(
-                f"The archive {root} has no rows.", "Archive the journal first, or name another folder."
+                f"The archive {root} has no rows.", "Name the folder `journal` of an earlier --out with --archive."
             )
-        first_seq = int(min(lows)) if first_seq is None else first_seq
-        next_seq = int(max(highs)) + 1 if next_seq is None else next_seq
-    inside = (F.col("seq") >= first_seq) & (F.col("seq") < next_seq)
-    bounded = [tables[name].where(inside) for name in TABLES]
-    return Journal(*bounded, first_seq=first_seq, next_seq=next_seq)
+        copied = int(min(lows)), int(max(highs)) + 1
+    event, member, ownership, offset, handoff = (tables[name] for name in TABLES)
+    return Journal(event, member, ownership, offset, handoff, *copied)

@@ -1,10 +1,10 @@
 """A snapshot of the journal, copied from Postgres to Parquet.
 
-The one idea: the writer numbers rows in the order of commits, so a reader of `next_seq` can read everything below
-it over any number of connections (docs/journal.md). Each row is asked for once, however many figures are made of it.
+The one idea: the writer numbers rows in the order of commits. So a reader that knows `next_seq` can read all rows below
+it over any number of connections (docs/journal.md). Each row is read once, however many figures use it.
 
-Two ways there. Over TCP Spark reads by JDBC, in parallel parts of equal width, so a cluster can share the work. JDBC
-cannot speak to a Unix socket, where the gateway's embedded Postgres listens: there the driver streams a COPY.
+There are two ways to read. Over TCP Spark reads by JDBC, in parts of equal width, so a cluster can share the work. JDBC
+cannot use a Unix socket, where the gateway's embedded Postgres listens; there asyncpg streams a COPY.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
-import asyncpg
+import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import to_arrow_schema  # pyright: ignore[reportUnknownVariableType]
 
 from pipeline import jdbc
 from pipeline.analyze.journal import TABLES
@@ -52,16 +52,16 @@ class Source(ABC):
 
     @abstractmethod
     def bounds(self) -> tuple[int, int]:
-        """first_seq and next_seq, as of now."""
+        """Return first_seq and next_seq, as they are now."""
 
     @abstractmethod
     def copy(self, table: str, first_seq: int, next_seq: int, target: Path) -> None:
-        """The rows of one table as Parquet in a directory of its own."""
+        """Write the rows of one table as Parquet into a folder of its own."""
 
 
 @dataclass(frozen=True)
 class JdbcSource(Source):
-    """Postgres over TCP. User and password travel apart from the URL, so that no plan shows them."""
+    """Postgres over TCP. User and password are not in the URL, so that no plan shows them."""
 
     spark: SparkSession
     url: str
@@ -106,7 +106,7 @@ class SocketSource(Source):
     row_group: int = 250_000
 
     def bounds(self) -> tuple[int, int]:
-        async def ask(connection: asyncpg.Connection) -> tuple[int, int]:
+        async def ask(connection: Any) -> tuple[int, int]:
             row = await connection.fetchrow(_bounds_query(self.schema))
             assert row is not None
             return int(row["first_seq"]), int(row["next_seq"])
@@ -117,11 +117,11 @@ class SocketSource(Source):
         target.mkdir(parents=True, exist_ok=True)
         for old in target.iterdir():
             old.unlink()
-        schema = to_arrow_schema(TABLES[table])
+        schema: pa.Schema = to_arrow_schema(TABLES[table])
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             copied = Path(scratch) / "rows.csv"
 
-            async def stream(connection: asyncpg.Connection) -> None:
+            async def stream(connection: Any) -> None:
                 query = _selection(self.schema, table, first_seq, next_seq)
                 await connection.copy_from_query(query, output=str(copied), format="csv")
 
@@ -150,9 +150,9 @@ class SocketSource(Source):
             for batch in reader:
                 writer.write_batch(batch, row_group_size=self.row_group)
 
-    async def _with_connection(self, use: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
+    async def _with_connection(self, use: Callable[[Any], Awaitable[T]]) -> T:
         try:
-            connection = await asyncpg.connect(self.url, timeout=jdbc.CONNECT_SECONDS)
+            connection = cast(Any, await asyncpg.connect(self.url, timeout=jdbc.CONNECT_SECONDS))
         except (OSError, asyncpg.PostgresError, TimeoutError) as error:
             raise PipelineError(
                 f"Postgres does not answer ({type(error).__name__}: {error}).",
@@ -169,14 +169,14 @@ class SocketSource(Source):
 
 
 def source_of(spark: SparkSession, url: str, schema: str, *, rows_per_split: int = 500_000) -> Source:
-    """The way to a `postgresql://` URL."""
+    """Return the source for a `postgresql://` URL."""
     if not _SCHEMA_NAME.fullmatch(schema):
         raise PipelineError(f"{schema!r} cannot be a schema of Sluice.", "Name it with --schema, as in sluice.")
     found = jdbc.address(url, "--database-url")
     if found is None:
         return SocketSource(url, schema)
     address, properties = found
-    # Numbers come in binary from the first row on, not as text until a statement has run five times.
+    # The server sends numbers in binary from the first row on, and not only after a statement has run five times.
     properties["prepareThreshold"] = "-1"
     return JdbcSource(spark, address, properties, schema, rows_per_split=rows_per_split)
 
@@ -189,7 +189,7 @@ def copy_snapshot(
     from_seq: int | None = None,
     until_seq: int | None = None,
 ) -> tuple[int, int]:
-    """Copies a range of the journal to a directory per table. Returns the range.
+    """Copy a range of the journal to a folder per table. Return the range.
 
     PipelineError if there is nothing in it, or if retention dropped rows of it in the meantime.
     """
@@ -211,6 +211,6 @@ def copy_snapshot(
     if still_from > first_seq:
         raise PipelineError(
             f"Retention dropped rows up to {still_from - 1:,} while they were read.",
-            "Run it again: it will begin behind them. If it happens each time, raise the journal's retention.",
+            "Run the job again: it begins behind them. If this happens each time, raise the journal's retention.",
         )
     return first_seq, next_seq

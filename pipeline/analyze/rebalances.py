@@ -130,7 +130,7 @@ def storms(rebalances: DataFrame, *, at_least: int = 5, within_ms: int = 60_000)
             F.max(F.coalesce("ended_ms", "started_ms")).alias("ended_ms"),
             F.min("rebalance").alias("first_rebalance"),
             F.count("*").alias("rebalances"),
-            F.countDistinct("trigger_member_id").alias("trigger_members"),
+            F.count_distinct("trigger_member_id").alias("trigger_members"),
             F.mode("trigger_reason", deterministic=True).alias("usual_reason"),
             F.mode("trigger_member_id", deterministic=True).alias("usual_member_id"),
             F.sum(F.coalesce("unowned_partition_ms", F.lit(0))).alias("unowned_partition_ms"),

@@ -38,7 +38,7 @@ class Tables:
 
 
 def analyze(journal: Journal, thresholds: Thresholds = Thresholds()) -> Tables:
-    """Nothing is computed yet, but for what is kept because several tables begin with it."""
+    """Plan all tables of an analysis. Frames that several tables need are persisted; all others are computed on use."""
     held = ownership.intervals(journal).persist(StorageLevel.MEMORY_AND_DISK)
     started = rebalances.rebalances(journal).persist(StorageLevel.MEMORY_AND_DISK)
     changes = ownership.belongings(journal).persist(StorageLevel.MEMORY_AND_DISK)

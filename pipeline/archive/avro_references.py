@@ -8,9 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 NAMED = ("record", "error", "enum", "fixed")
+
+
+def is_union(schema: Any) -> TypeGuard[list[Any]]:
+    """Return whether a schema is a union of others."""
+    return isinstance(schema, list)
+
+
+def is_declared(schema: Any) -> TypeGuard[dict[str, Any]]:
+    """Return whether a schema is an object of JSON, and no name."""
+    return isinstance(schema, dict)
 
 
 def whole(text: str, others: Sequence[str]) -> str:
@@ -26,10 +36,10 @@ def whole(text: str, others: Sequence[str]) -> str:
 
 def _collect(schema: Any, space: str, found: dict[str, dict[str, Any]]) -> None:
     """Add the named types in `schema` to `found`, by full name."""
-    if isinstance(schema, list):
+    if is_union(schema):
         for each in schema:
             _collect(each, space, found)
-    elif isinstance(schema, dict):
+    elif is_declared(schema):
         if schema.get("type") in NAMED:
             full = _full_name(schema, space)
             space = full.rpartition(".")[0]
@@ -47,7 +57,7 @@ def _inner(schema: Mapping[str, Any]) -> list[Any]:
 
 
 def _filled(schema: Any, space: str, definitions: Mapping[str, dict[str, Any]], done: set[str]) -> Any:
-    if isinstance(schema, list):
+    if is_union(schema):
         return [_filled(each, space, definitions, done) for each in schema]
     if isinstance(schema, str):
         full = schema if "." in schema or not space else f"{space}.{schema}"
@@ -55,7 +65,7 @@ def _filled(schema: Any, space: str, definitions: Mapping[str, dict[str, Any]], 
         if full not in definitions:
             return schema
         return full if full in done else _filled(definitions[full], "", definitions, done)
-    if not isinstance(schema, dict):
+    if not is_declared(schema):
         return schema
     found = dict(schema)
     if schema.get("type") in NAMED:

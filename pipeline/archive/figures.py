@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
+from pipeline.errors import PipelineError
+
 MAX_PARTITIONS_SHOWN = 10_000
 
 
@@ -35,8 +37,14 @@ class Figures:
 
 
 def serve(host: str, port: int | None) -> Figures:
-    """Figures, shown on `port` if there is one."""
+    """Return new figures, and serve them on `port` unless it is None. PipelineError if the port cannot be used."""
     figures = Figures()
     if port is not None:
-        start_http_server(port, host, figures.registry)
+        try:
+            start_http_server(port, host, figures.registry)
+        except (OSError, OverflowError) as error:
+            raise PipelineError(
+                f"The metrics cannot be served on {host}:{port} ({error}).",
+                "Name a free port with --metrics-port, and an address of this machine with --metrics-host.",
+            ) from error
     return figures

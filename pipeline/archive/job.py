@@ -45,15 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kafka.add_arguments(parser)
     what = parser.add_argument_group("what")
     what.add_argument("--topics", default="", metavar="A,B", help="topics by name")
-    what.add_argument("--pattern", metavar="REGEX", help="topics whose whole name matches, also those made later")
+    what.add_argument(
+        "--pattern", metavar="REGEX", help="topics whose whole name matches, also topics that are created later"
+    )
     what.add_argument(
         "--out", required=True, metavar="TABLE",
         help="a Delta table's folder, or a URL that Spark knows; with --format iceberg a name like lake.events",
     )  # fmt: skip
     what.add_argument(
         "--from", dest="start", default="earliest", metavar="WHERE",
-        help="earliest, latest, a time (2026-01-31T12:00:00Z or milliseconds), or JSON {topic: {partition: offset}}; "
-        "for partitions that the table does not hold yet (default %(default)s)",
+        help="where partitions begin that the table does not hold yet: earliest, latest, a time "
+        "(2026-01-31T12:00:00Z or milliseconds), or JSON {topic: {partition: offset}} (default %(default)s)",
     )  # fmt: skip
     what.add_argument(
         "--isolation",
@@ -61,17 +63,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="read_committed",
         help="(default %(default)s)",
     )
-    what.add_argument("--on-data-loss", choices=("fail", "continue"), default="fail", help="(default %(default)s)")
+    what.add_argument(
+        "--on-data-loss",
+        choices=("fail", "continue"),
+        default="fail",
+        help="if records or topics were removed before they were archived (default %(default)s)",
+    )
     catalog.add_arguments(parser)
     values.add_arguments(parser)
     pace = parser.add_argument_group("pace")
-    pace.add_argument("--once", action="store_true", help="end when all that was there at the start is archived")
-    pace.add_argument("--interval", type=float, default=5.0, metavar="S", help="between batches (default %(default)s)")
+    pace.add_argument(
+        "--once", action="store_true", help="end when all records that the topics held at the start are archived"
+    )
+    pace.add_argument(
+        "--interval", type=float, default=5.0, metavar="S", help="seconds between batches (default %(default)s)"
+    )
     pace.add_argument("--max-batch-records", type=int, default=1_000_000, metavar="N", help="(default %(default)s)")
     pace.add_argument("--max-rate", type=float, metavar="N", help="records per second on average")
     shown = parser.add_argument_group("shown to others")
     shown.add_argument(
-        "--group", metavar="NAME", help="commit progress as this group's offsets, so that lag tools see it"
+        "--group", metavar="NAME", help="commit progress as this group's offsets, so that tools for lag show it"
     )
     shown.add_argument("--metrics-port", type=int, metavar="PORT", help="serve Prometheus figures on loopback")
     shown.add_argument("--metrics-host", default="127.0.0.1", help="(default %(default)s)")
@@ -80,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
     topics = [name for name in arguments.topics.split(",") if name]
     if not topics and arguments.pattern is None:
-        raise PipelineError("Nothing is to be archived.", "Name topics with --topics or --pattern.")
+        raise PipelineError("No topics are named.", "Name topics with --topics or --pattern.")
     if arguments.max_batch_records < 1:
         raise PipelineError("--max-batch-records must be 1 or more.", "Leave it out for a million.")
     cluster = Cluster(arguments.bootstrap, kafka.settings_of(arguments.client_conf, "--client-conf"))
@@ -163,7 +174,7 @@ class Archive:
         )
 
     def open(self) -> None:
-        """Make the tables unless they are there, and read how far they are."""
+        """Create the tables if they do not exist, and read the progress."""
         table.create(self._spark, self._out, RECORD, [Part(name) for name in ARCHIVE_PARTITIONS])
         if self._typing is not None:
             table.create(self._spark, self._dead_letters, DEAD_LETTER, [Part("topic")])
@@ -189,7 +200,7 @@ class Archive:
         self._stop.wait(seconds)
 
     def _chosen(self) -> list[str]:
-        """The topics as they are at this moment; PipelineError if one that is archived has gone."""
+        """Return the topics to archive that exist now. PipelineError if an archived topic was deleted."""
         existing = self._cluster.existing()
         gone = sorted(
             name for name in {*self._topics, *self._progress.topic_ids} if name not in existing and self._wanted(name)
@@ -197,14 +208,14 @@ class Archive:
         if gone and self._arguments.on_data_loss == "fail":
             raise PipelineError(
                 f"The topic {gone[0]} has been deleted; the archive holds what was committed before.",
-                "Leave it out of --topics, or start with --on-data-loss continue to go on with the others.",
+                "Leave it out of --topics, or use --on-data-loss continue to archive the others.",
             )
         for name in gone:
             if name not in self._gone:
                 self._lines.say(f"the topic {name} has been deleted, the others go on", event="deleted", topic=name)
         self._gone = set(gone)
         names = [name for name in self._topics if name in existing]
-        # A topic may be deleted between two questions, so one answer decides.
+        # A topic may be deleted between two requests, so one listing decides.
         return self._cluster.topics(names, self._arguments.pattern, existing=existing)
 
     def _wanted(self, name: str) -> bool:
@@ -223,7 +234,7 @@ class Archive:
             and (log.topic, log.partition) not in self._starting
         ]
         if fresh:
-            # Asked once per partition: `latest` must not move away while a first batch is tried again.
+            # Read once per partition, because `latest` would move while a first batch is retried.
             self._starting |= self._start_of(fresh)
         self._planned_before = True
         if until is not None:
@@ -242,8 +253,8 @@ class Archive:
     def _start_of(self, fresh: Sequence[Log]) -> dict[Partition, int]:
         """Return where partitions that are new to the archive begin.
 
-        `latest` means the end of a topic at the moment when the archive began. A topic that matches --pattern and
-        appeared later begins at its first record, because every record of it is younger than the archive.
+        `latest` is the end of a topic when the archive began. A topic that matches --pattern and appeared later begins
+        at its first record, because all its records are younger than the archive.
         """
         later = self._arguments.start == "latest" and (self._planned_before or self._progress.batch > 0)
         whole = [log for log in fresh if later and log.topic not in self._topics]
@@ -266,7 +277,7 @@ class Archive:
         return replace(batch, after=replace(batch.after, settings={**batch.after.settings, **self._settings}))
 
     def _unfinished(self, batch: Batch) -> Batch | None:
-        """The batch whose dead letters are committed and whose records are not: it is done as it was planned then."""
+        """Return the batch whose dead letters are committed and whose records are not, as an earlier run planned it."""
         if not self._first_step or not table.exists(self._spark, self._dead_letters):
             return None
         before = last_progress(self._spark, self._dead_letters)
@@ -297,14 +308,14 @@ class Archive:
         if self._arguments.on_data_loss == "fail":
             raise PipelineError(
                 f"{records:,} offsets were removed from their topic before they were archived: {words}.",
-                "Start with --on-data-loss continue to go on behind them, or give the topic a longer retention.",
+                "Use --on-data-loss continue to continue behind them, or give the topic a longer retention.",
             )
         self._lines.say(f"lost {records:,} offsets, removed before they were archived: {words}", event="lost", lost=[
             [each.topic, each.partition, each.start, each.end] for each in lost
         ])  # fmt: skip
 
     def _step(self, planned: Planned) -> None:
-        """Read and commit one batch. Nothing is done for one that says nothing new."""
+        """Read and commit one batch. Skip a batch that adds neither records nor partitions."""
         batch = planned.batch
         if not batch.ranges and not batch.lost and self._known(batch):
             self._publish(planned, 0, 0.0)
@@ -321,7 +332,7 @@ class Archive:
                 batch, letters = self._without_unfit(batch, error)
                 self._store(batch, letters)
         after = batch.after
-        # A run that planned this batch as well must not be mistaken for this one.
+        # Another run may have planned and committed a batch of the same number.
         rows = self._committed(after)
         self._progress = after
         seconds = time.monotonic() - started
@@ -364,7 +375,7 @@ class Archive:
         return Batch(ranges, batch.lost, after, left), found.letters
 
     def _store(self, batch: Batch, letters: Sequence[unfit.Row] = ()) -> None:
-        """The records of a batch, and what they make of progress, in one commit; dead letters in one before it."""
+        """Commit the records of a batch together with its progress. Its dead letters are committed before."""
         records, after = self._records(batch), batch.after
         unreadable = self._spark.createDataFrame(list(letters), DEAD_LETTER) if letters else None
         if self._typing is not None and batch.ranges:
@@ -406,7 +417,7 @@ class Archive:
         return typed.stored_type(table.schema(self._spark, self._out))
 
     def _committed(self, after: Progress) -> int:
-        """The rows of the commit that must be ours. PipelineError if another run has written this batch."""
+        """Return the number of rows of this run's last commit. PipelineError if another run committed this batch."""
         for commit in table.commits(self._spark, self._out):
             found = Progress.from_json(commit.metadata) if commit.metadata else None
             if found is None:
@@ -414,7 +425,7 @@ class Archive:
             if found != after:
                 raise PipelineError(
                     f"Another archive job writes to {self._out}: batch {after.batch} is not this run's.",
-                    "Stop one of the two; what is committed is right.",
+                    "Stop one of the two jobs; the committed records are right.",
                 )
             return commit.rows
         raise PipelineError(f"The log of {self._out} does not hold batch {after.batch}.", "Start the job again.")
@@ -432,10 +443,12 @@ class Archive:
                 self._cluster.commit(self._arguments.group, ends)
             except KafkaException as error:
                 # The records are committed; only the group's lag shows an older state.
-                self._lines.say(f"the group {self._arguments.group} does not take its offsets: {error}", event="group")
+                self._lines.say(
+                    f"the offsets of the group {self._arguments.group} cannot be committed: {error}", event="group"
+                )
 
     def _pace(self, done: int, left: int, started: float) -> None:
-        """Wait until the next batch is due: at once when much is left, unless a rate is set."""
+        """Wait until the next batch is due. If records are left, it is due at once, unless a rate is set."""
         due = 0.0 if left else self._arguments.interval
         if self._arguments.once:
             due = 0.0
@@ -459,8 +472,8 @@ def last_progress(spark: SparkSession, path: str) -> Progress | None:
     if not held:
         return None
     raise PipelineError(
-        f"The log of {path} no longer tells how far the archive is, though it holds {len(held)} partitions.",
-        "Archive into another table with --from and the offsets behind those that this one holds.",
+        f"The log of {path} no longer holds the archive's progress, though the table holds {len(held)} partitions.",
+        "Archive into another table, with --from and the offsets that follow those of this table.",
     )
 
 

@@ -1,7 +1,7 @@
-"""Plan an archive's next batch: from positions and logs to ranges, or to the reason why it must not go on.
+"""Plan an archive's next batch: from positions and logs to ranges, or to the reason why the archive must not continue.
 
-The one idea: a value in, a value out. `Progress` is what the table's last commit says; it is stored with the batch that
-made it true, so the table itself knows how far it is, and a batch that was not committed is planned anew.
+The one idea: a value in, a value out. The table's last commit holds a `Progress`. It is committed together with its
+batch, so the table itself knows how far it is, and a batch that was not committed is planned anew.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_LOST_TOLD = 1000
 
 @dataclass(frozen=True, slots=True, order=True)
 class Range:
-    """Offsets `start` up to and without `end` of a partition."""
+    """The offsets of a partition from `start` up to and without `end`."""
 
     topic: str
     partition: int
@@ -36,19 +36,23 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far an archive is. `first` and `next` by partition; `lost` had gone from the topic before it was read."""
+    """How far an archive is.
+
+    `first` and `next` are the first archived offset and the next one to archive, by partition. `lost` are ranges that
+    the topic had removed before the job read them.
+    """
 
     batch: int = 0
     run: str = ""
-    topic_ids: Mapping[str, str] = field(default_factory=dict)
-    first: Mapping[Partition, int] = field(default_factory=dict)
-    next: Mapping[Partition, int] = field(default_factory=dict)
+    topic_ids: Mapping[str, str] = field(default_factory=dict[str, str])
+    first: Mapping[Partition, int] = field(default_factory=dict[Partition, int])
+    next: Mapping[Partition, int] = field(default_factory=dict[Partition, int])
     lost: tuple[Range, ...] = ()
     skipped: tuple[Range, ...] = ()
-    """Records that the table cannot hold; they are in the dead letters."""
+    """Records that the table cannot hold. The dead letters hold them."""
     erased: tuple[Range, ...] = ()
-    """Tombstones of erased keys. The topic may hold them for a while; the archive does not take them."""
-    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Tombstones of erased keys. The topic may still hold them; the archive leaves them out."""
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     """Each topic's own settings, so that a restore can create the topic as it was."""
 
     @property
@@ -74,7 +78,7 @@ class Progress:
 
     @staticmethod
     def from_json(text: str) -> Progress | None:
-        """None if it is not an archive's."""
+        """Return the progress in a commit's metadata, None if another job wrote the metadata."""
         try:
             told = json.loads(text)["sluice_archive"]
         except (ValueError, KeyError, TypeError):
@@ -109,7 +113,7 @@ class Batch:
     lost: tuple[Range, ...]
     after: Progress
     left: int
-    """Records that the logs hold behind this batch."""
+    """Records that the logs hold after this batch."""
 
     @property
     def records(self) -> int:
@@ -124,10 +128,10 @@ def plan(
     max_records: int,
     until: Mapping[Partition, int] | None = None,
 ) -> Batch:
-    """The next batch of at most about `max_records`. `starting` has the first offset of partitions that are new.
+    """Return the next batch, of about `max_records` at most.
 
-    A partition added to a topic that was archived before starts at its beginning. `until` ends each partition early.
-    PipelineError if a topic is another one than before.
+    `starting` has the first offset of each new partition. A partition that was added to an archived topic starts at its
+    first record. `until` ends each partition early. PipelineError if a topic was truncated, or created again.
     """
     _check_identity(progress, logs)
     backlog: list[Range] = []
@@ -144,8 +148,8 @@ def plan(
         if position > log.end and key in progress.next:
             raise PipelineError(
                 f"{log.topic}-{log.partition} ends at offset {log.end:,}, but the archive already holds it up to "
-                f"{position:,}: its topic was truncated, or deleted and created again.",
-                "Archive it into another table; what this one holds stays as it is.",
+                f"{position:,}: the topic was truncated, or deleted and created again.",
+                "Archive the topic into another table; this table keeps its records.",
             )
         end = log.end if until is None else min(log.end, until.get(key, log.end))
         if position < log.start:
@@ -169,7 +173,7 @@ def plan(
 
 
 def share(backlog: Sequence[Range], max_records: int) -> list[Range]:
-    """Cut ranges so that they have about `max_records` in all, each partition its share, at least one record."""
+    """Cut ranges to about `max_records` in all. Each partition keeps its share, and at least one record."""
     total = sum(each.records for each in backlog)
     if total <= max_records:
         return list(backlog)
@@ -180,7 +184,7 @@ def share(backlog: Sequence[Range], max_records: int) -> list[Range]:
 
 
 def without(whole: Range, holes: Iterable[Range]) -> Iterator[Range]:
-    """`whole` less those of `holes` that are of its partition."""
+    """Yield the parts of `whole` that lie outside of `holes`. Holes of other partitions do not count."""
     position = whole.start
     for hole in sorted(each for each in holes if (each.topic, each.partition) == (whole.topic, whole.partition)):
         if hole.start > position:
@@ -198,5 +202,5 @@ def _check_identity(progress: Progress, logs: Sequence[Log]) -> None:
         if before is not None and before != topic_id:
             raise PipelineError(
                 f"The topic {topic} was deleted and created again: its id is {topic_id}, the archive holds {before}.",
-                "Archive the new one into another table; offsets of the two would be mixed up in this one.",
+                "Archive the new topic into another table, because offsets of both would be mixed up in this one.",
             )

@@ -49,7 +49,7 @@ class Registry:
     """`url` may hold a user and a password."""
 
     url: str
-    _known: dict[str, Schema] = field(default_factory=dict)
+    _known: dict[str, Schema] = field(default_factory=dict[str, Schema])
     """Schemas by their paths in the registry."""
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ class Registry:
         except (OSError, http.client.HTTPException) as error:
             raise self._away(str(error)) from error
         try:
-            told = json.loads(text) if len(text) <= MAX_SCHEMA_BYTES else {}
+            told: Any = json.loads(text) if len(text) <= MAX_SCHEMA_BYTES else {}
             references = tuple(
                 Reference(str(each["subject"]), int(each["version"])) for each in told.get("references") or ()
             )

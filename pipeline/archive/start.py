@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +13,7 @@ from pipeline.kafka import Cluster, Log, Partition
 
 
 def starting_offsets(cluster: Cluster, logs: Sequence[Log], start: str) -> dict[Partition, int]:
-    """The first offset to archive of each log. A partition that JSON leaves out begins at its earliest offset."""
+    """Return the first offset to archive of each log. A partition that the JSON omits begins at its earliest offset."""
     if start == "earliest":
         return {(log.topic, log.partition): log.start for log in logs}
     if start == "latest":
@@ -20,7 +21,7 @@ def starting_offsets(cluster: Cluster, logs: Sequence[Log], start: str) -> dict[
     if start.lstrip().startswith("{"):
         return from_json(start, logs)
     found = cluster.at_time([(log.topic, log.partition) for log in logs], milliseconds(start))
-    # No record is that young: the archive begins with the next one.
+    # If every record is older than the time, the archive begins with the next record.
     return {
         (log.topic, log.partition): log.end if (offset := found.get((log.topic, log.partition), -1)) < 0 else offset
         for log in logs
@@ -36,12 +37,19 @@ def from_json(text: str, logs: Sequence[Log]) -> dict[Partition, int]:
             f"--from {text} is not JSON of topics, partitions and offsets ({error}).",
             'Write it like {"orders": {"0": 1200, "1": 980}}.',
         ) from error
+    for log in logs:
+        offset = wanted.get((log.topic, log.partition), log.start)
+        if not 0 <= offset <= log.end:
+            raise PipelineError(
+                f"--from names offset {offset:,} of {log.topic}-{log.partition}, whose log ends at {log.end:,}.",
+                "Name an offset from 0 up to the end of the log, or begin at earliest or latest.",
+            )
     return {(log.topic, log.partition): wanted.get((log.topic, log.partition), log.start) for log in logs}
 
 
 def milliseconds(text: str) -> int:
-    """A time as ISO 8601 (UTC if it does not say) or as milliseconds since 1970."""
-    if text.lstrip("-").isdigit():
+    """Return a time, given as ISO 8601 (in UTC unless it names a zone) or as milliseconds since 1970."""
+    if re.fullmatch(r"-?[0-9]+", text):
         return int(text)
     try:
         time = datetime.fromisoformat(text)

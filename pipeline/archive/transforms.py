@@ -1,4 +1,4 @@
-"""From the connector's rows to the archive's, and ranges of these: pure functions of frames."""
+"""Turn the connector's rows into an archive's records, and select ranges of them: pure functions of frames."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIRST_DAY, LAST_DAY = "0001-01-01", "9999-12-31"
 
 
 def to_records(rows: DataFrame) -> DataFrame:
-    """The columns of `RECORD` from Spark's Kafka connector's, read with headers."""
+    """Return `RECORD` from the rows of Spark's Kafka connector, which must be read with headers."""
     kind = F.when(F.col("timestampType") == 0, "create_time").when(F.col("timestampType") == 1, "log_append_time")
     return conform(rows.withColumn("timestamp_type", kind.otherwise("none")).withColumn("date", _day()), RECORD)
 
@@ -35,7 +35,7 @@ def _day() -> Column:
 
 
 def within(records: DataFrame, ranges: Sequence[Range]) -> DataFrame:
-    """Return the rows of `ranges`; topics and the span of offsets are also literals, which skip files."""
+    """Return the rows of `ranges`. A filter by topics and by the span of offsets lets Spark skip files."""
     rows = [(each.topic, each.partition, each.start, each.end) for each in ranges]
     frame = records.sparkSession.createDataFrame(rows, "r_topic string, r_partition int, r_start long, r_end long")
     held = (

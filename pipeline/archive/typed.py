@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -35,9 +35,9 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
-    _parse_datatype_string,
 )
 
+from pipeline.archive.avro_references import is_declared, is_union
 from pipeline.errors import PipelineError
 from pipeline.schema import DATA, RESCUED
 from pipeline.widening import MOST_DIGITS, fitted, ladder, widen
@@ -116,15 +116,15 @@ class AvroTyping:
 
 def all_nulls(schema: str) -> bytes | None:
     """Return the encoding of a record of nothing but nulls, None if a field may not be null or it is no record."""
-    told = json.loads(schema)
-    if not isinstance(told, dict) or told.get("type") != "record":
+    told: Any = json.loads(schema)
+    if not is_declared(told) or told.get("type") != "record":
         return None
     encoded = bytearray()
     for field in told["fields"]:
-        kind = field["type"]
+        kind: Any = field["type"]
         if kind in ("null", {"type": "null"}):
             continue
-        if not isinstance(kind, list) or "null" not in kind:
+        if not is_union(kind) or "null" not in kind:
             return None
         # The branch of a union is a zigzag number of variable length.
         number = 2 * kind.index("null")
@@ -208,9 +208,7 @@ def infer(parsed: DataFrame) -> StructType:
     seen = F.when(text.rlike(WHOLE_WITH_EXPONENT), F.coalesce(without, "parsed")).otherwise(F.col("parsed"))
     found = parsed.where(F.col("parsed").isNotNull() & F.col("reason").isNull()).agg(F.schema_of_variant_agg(seen))
     text = found.collect()[0][0]
-    return (
-        _struct(settle(_parse_datatype_string(struct_words(text)))) if text and text.startswith("OBJECT<") else NO_TYPE
-    )
+    return _struct(settle(DataType.fromDDL(struct_words(text)))) if text and text.startswith("OBJECT<") else NO_TYPE
 
 
 def struct_words(text: str) -> str:
@@ -274,8 +272,9 @@ def climb(parsed: DataFrame, kind: StructType, *, decimals: bool) -> StructType:
     if not steps:
         return kind
     good = parsed.where(F.col("parsed").isNotNull() & F.col("reason").isNull())
-    heights = good.agg(*(F.max(each.height(F.col("parsed"))).alias(str(at)) for at, each in enumerate(steps))).collect()
-    for step, height in zip(steps, heights[0], strict=True):
+    asked = [F.max(each.height(F.col("parsed"))).alias(str(at)) for at, each in enumerate(steps)]
+    heights: Any = good.agg(*asked).collect()[0]
+    for step, height in zip(steps, heights, strict=True):
         kind = _struct(_replaced(kind, step.path, step.ladder[height or 0]))
     return kind
 
@@ -343,7 +342,7 @@ def can_be_column(name: str) -> bool:
 
 def _given(text: str) -> StructType:
     """Return the type in --schema. PipelineError if Delta refuses one of its names."""
-    kind = _struct(_parse_datatype_string(text))
+    kind = _struct(DataType.fromDDL(text))
     refused = [field.name for field in kind.fields if not can_be_column(field.name)]
     if refused:
         raise PipelineError(

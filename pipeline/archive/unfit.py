@@ -42,9 +42,9 @@ def is_cause(error: Exception) -> bool:
 class Found:
     """`holes` in the ranges of a batch, the dead letters from them, and the ranges as far as they were looked at."""
 
-    holes: list[Range] = field(default_factory=list)
-    letters: list[Row] = field(default_factory=list)
-    ranges: list[Range] = field(default_factory=list)
+    holes: list[Range] = field(default_factory=list[Range])
+    letters: list[Row] = field(default_factory=list[Row])
+    ranges: list[Range] = field(default_factory=list[Range])
 
 
 def find(settings: Mapping[str, str], ranges: Sequence[Range], *, read_committed: bool) -> Found:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
+from typing import Any, Protocol
 
 from pipeline import table
 from pipeline.archive.framed import RegistryTyping
@@ -17,22 +19,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_value_arguments(group)
     group.add_argument(
         "--evolve", choices=("add", "none"), default="add",
-        help="new fields of JSON, and numbers that need a wider column (default %(default)s)",
+        help="add columns for new fields of JSON, and widen columns for larger numbers, or do neither "
+        "(default %(default)s)",
     )  # fmt: skip
-    group.add_argument("--dead-letters", metavar="TABLE", help="of bad records (default: OUT_dead_letters)")
+    group.add_argument(
+        "--dead-letters", metavar="TABLE", help="the table of records that cannot be typed (default: OUT_dead_letters)"
+    )
 
 
-def add_value_arguments(group: argparse._ArgumentGroup) -> None:
-    """The arguments that say how values are encoded."""
+class Arguments(Protocol):
+    """A parser of arguments, or a group of it."""
+
+    def add_argument(self, *names: str, **described: Any) -> object: ...
+
+
+def add_value_arguments(group: Arguments) -> None:
+    """Add the arguments that say how values are encoded."""
     group.add_argument(
         "--value", choices=("raw", "json", "avro", "registry"), default="raw",
         help="registry: each value begins with the id of its schema in --registry (default %(default)s)",
     )  # fmt: skip
     group.add_argument("--registry", metavar="URL", help="a schema registry, such as https://user:password@host:8081")
     group.add_argument(
-        "--schema", type=Path, metavar="FILE", help="Avro's schema, or the first type of JSON as Spark DDL"
+        "--schema",
+        type=Path,
+        metavar="FILE",
+        help="the schema of Avro values, or the initial columns of JSON values as Spark DDL",
     )
-    group.add_argument("--framing", choices=("none", "confluent"), default="none", help="Avro's (default %(default)s)")
+    group.add_argument(
+        "--framing",
+        choices=("none", "confluent"),
+        default="none",
+        help="of Avro values: confluent skips the five bytes before each (default %(default)s)",
+    )
 
 
 def dead_letter_table(arguments: argparse.Namespace) -> str:
@@ -41,14 +60,14 @@ def dead_letter_table(arguments: argparse.Namespace) -> str:
 
 
 def typing_of(arguments: argparse.Namespace, *, evolve: bool) -> Typing | None:
-    """None for raw values. Without `evolve` the table keeps its columns."""
+    """Return the typing that the arguments choose, None for raw values. Without `evolve` columns stay as they are."""
     if arguments.value == "raw":
         return None
     text = None
     if arguments.schema is not None:
         try:
-            text = arguments.schema.read_text()
-        except OSError as error:
+            text = arguments.schema.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
             raise PipelineError(f"The schema cannot be read: {error}.", "Check --schema.") from error
     decimals = arguments.format != "iceberg"
     if arguments.value == "registry":
@@ -59,4 +78,10 @@ def typing_of(arguments: argparse.Namespace, *, evolve: bool) -> Typing | None:
         return JsonTyping(text, evolve=evolve, decimals=decimals)
     if text is None:
         raise PipelineError("Avro needs its schema.", "Name its file with --schema.")
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise PipelineError(
+            f"{arguments.schema} is not JSON, so it is no Avro schema ({error}).", "Check --schema."
+        ) from error
     return AvroTyping(text, framed=arguments.framing == "confluent", decimals=decimals)

@@ -1,4 +1,4 @@
-"""Advice from an audit's figures: each sentence names what was seen and what to do. Values in, sentences out."""
+"""Advice from an audit's figures: each sentence names an observation and an action. Values in, sentences out."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 from pipeline.analyze.findings import counted, seconds
 
 UNEVEN = 1.5
-"""A partition with so many times its even share is worth a word."""
+"""A partition with so many times its even share is reported."""
 HOT_KEY = 0.1
 MUCH_SMALLER = 2.0
 
 
 def advice(told: dict[str, Any]) -> list[str]:
-    """Never empty: if nothing is to be done, it says so."""
+    """Return at least one sentence, also if there is nothing to do."""
     return [
         *_balance(told["partitions"], told["keys"]),
         *_keys(told["keys"], told["partitioner"]),
         *_sizes(told["size_figures"]),
         *_times(told["lateness"]),
         *_compression(told["compression"]),
-    ] or ["records are spread evenly, of even size and in order of time: nothing is to be done."]
+    ] or ["records are spread evenly, of even size and in order of time: there is nothing to do."]
 
 
 def _balance(partitions: list[dict[str, Any]], keys: dict[str, Any]) -> list[str]:
@@ -45,7 +45,7 @@ def _keys(keys: dict[str, Any], partitioner: str | None) -> list[str]:
     hot = keys["hottest_records"] / max(1, keys["records"])
     if hot >= HOT_KEY:
         told.append(
-            f"one key ({keys['hottest_key']} in hexadecimal) has {hot:.0%} of the records: whoever owns its "
+            f"one key ({keys['hottest_key']} in hexadecimal) has {hot:.0%} of the records: the owner of its "
             "partition does most of the work."
         )
     if keys["keys_in_several_partitions"]:
@@ -56,12 +56,14 @@ def _keys(keys: dict[str, Any], partitioner: str | None) -> list[str]:
         )
     if partitioner == "mixed":
         told.append(
-            "some keys lie where Java's murmur2 puts them and some where librdkafka's CRC32 does: set "
-            "partitioner=murmur2_random in librdkafka."
+            "Java's murmur2 placed some keys, and librdkafka's CRC32 others: set partitioner=murmur2_random in "
+            "librdkafka."
         )
     unkeyed = keys["records"] - keys["keyed_records"]
     if unkeyed and keys["keyed_records"]:
-        told.append(f"{counted(unkeyed, 'record')} of {keys['records']:,} have no key, the others do: is that meant?")
+        told.append(
+            f"{counted(unkeyed, 'record')} of {keys['records']:,} have no key, the others do: check the producers."
+        )
     return told
 
 

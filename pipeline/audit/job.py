@@ -1,4 +1,4 @@
-"""`audit`: how the records of each archived topic are spread, sized and timed, and what to do about it."""
+"""`audit`: describe how the records of each archived topic are spread, sized and timed, and advise their producers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--archive", required=True, metavar="TABLE", help="the table that `archive` wrote")
     catalog.add_arguments(parser)
     parser.add_argument("--topics", default="", metavar="A,B", help="only these of the archive's topics")
-    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="audit.json, audit.html, *.png")
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="FOLDER", help="folder for audit.json, audit.html and *.png"
+    )
 
 
 def run(arguments: argparse.Namespace, lines: Progress, stop: Stop) -> int:
@@ -59,13 +61,13 @@ def run(arguments: argparse.Namespace, lines: Progress, stop: Stop) -> int:
 
 
 def audit(spark: SparkSession, records: DataFrame, lines: Progress, stop: Stop) -> dict[str, dict[str, Any]]:
-    """Everything about each topic, as plain values."""
+    """Return all figures of each topic, as plain values."""
     sized = transforms.measured(records)
     found: dict[str, dict[str, Any]] = {}
 
     def step(name: str, rows: DataFrame, many: bool) -> None:
         if stop.asked:
-            raise PipelineError("Stopped before the audit was whole.", "Start it again; it begins anew.")
+            raise PipelineError("The job was stopped before the audit was complete.", "Start it again; it begins anew.")
         started = time.monotonic()
         with Ticker(spark, lines, stop):
             collected = rows.collect()
@@ -102,12 +104,12 @@ def audit(spark: SparkSession, records: DataFrame, lines: Progress, stop: Stop) 
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """Keys may be any bytes: JSON and the page get them as hexadecimal."""
+    """Return a row with bytes as hexadecimal, because JSON cannot hold them."""
     return {name: bytes(value).hex() if isinstance(value, bytes | bytearray) else value for name, value in row.items()}
 
 
 def compression(records: DataFrame) -> dict[str, dict[str, float]]:
-    """Ratio and MB/s of each codec on a sample of whole batches: records that lie beside each other in the log."""
+    """Return ratio and MB/s of each codec on a sample of batches of neighbouring records."""
     values = [
         bytes(row.value) for row in records.where(F.col("value").isNotNull()).select("value").limit(SAMPLED).collect()
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 LATE_MS = 1_000
@@ -14,24 +14,27 @@ SPANS_MS = (
     10_000 * _DAY,
 )  # fmt: skip
 MOST_SPANS = 100
+YEAR_10000_MS = 253_402_300_800_000
 
 
 def measured(records: DataFrame) -> DataFrame:
-    """Records with their sizes in bytes and their time in ms; the payload is dropped."""
+    """Return records with their sizes in bytes and their time in ms, without their values."""
+
+    def size(part: Column) -> Column:
+        return F.coalesce(F.octet_length(part), F.lit(0))
+
     headers = F.aggregate(
         F.coalesce("headers", F.array().cast("array<struct<key:string,value:binary>>")),
         F.lit(0),
-        lambda total, header: (
-            total + F.coalesce(F.length(header.key), F.lit(0)) + F.coalesce(F.octet_length(header.value), F.lit(0))
-        ),
+        lambda total, header: total + size(header.key) + size(header.value),
     )
     return records.select(
         "topic",
         "partition",
         "offset",
         "key",
-        F.coalesce(F.octet_length("key"), F.lit(0)).alias("key_bytes"),
-        F.coalesce(F.octet_length("value"), F.lit(0)).alias("value_bytes"),
+        size(F.col("key")).alias("key_bytes"),
+        size(F.col("value")).alias("value_bytes"),
         F.col("value").isNull().alias("tombstone"),
         headers.alias("header_bytes"),
         F.unix_millis("timestamp").alias("at_ms"),
@@ -39,7 +42,7 @@ def measured(records: DataFrame) -> DataFrame:
 
 
 def partitions(records: DataFrame) -> DataFrame:
-    """One row per partition: records, bytes, their share of the topic, offsets and times."""
+    """Return a row per partition: records, bytes, their share of the topic, offsets and times."""
     whole = Window.partitionBy("topic")
     size = F.col("key_bytes") + F.col("value_bytes") + F.col("header_bytes")
     return (
@@ -58,12 +61,12 @@ def partitions(records: DataFrame) -> DataFrame:
 
 
 def over_time(records: DataFrame) -> DataFrame:
-    """One row per topic and span of time that has records: where it begins, how long it is, records and bytes.
+    """Return a row per topic and span of time with records: its begin, its length, records and bytes.
 
-    All spans of a topic are equally long, as long as `SPANS_MS` has it for at most `MOST_SPANS` of them. Records
-    without a time are left out.
+    All spans of a topic are equally long: the shortest of `SPANS_MS` of which there are at most `MOST_SPANS`. Records
+    without a time are left out, and so are those after the year 9999, which Python's calendar does not know.
     """
-    timed = records.where(F.col("at_ms") >= 0)
+    timed = records.where((F.col("at_ms") >= 0) & (F.col("at_ms") < YEAR_10000_MS))
     whole = timed.groupBy("topic").agg((F.max("at_ms") - F.min("at_ms")).alias("_reach"))
     span = F.lit(SPANS_MS[-1])
     for each in reversed(SPANS_MS[:-1]):
@@ -83,11 +86,11 @@ def over_time(records: DataFrame) -> DataFrame:
 
 
 def keys(records: DataFrame) -> DataFrame:
-    """One row per topic: how many keys, how frequent the hottest is, how many lie in several partitions."""
+    """Return a row per topic: the number of keys, the most frequent key, and keys in several partitions."""
     per_key = (
         records.where(F.col("key").isNotNull())
         .groupBy("topic", "key")
-        .agg(F.count("*").alias("records"), F.countDistinct("partition").alias("partitions"))
+        .agg(F.count("*").alias("records"), F.count_distinct("partition").alias("partitions"))
     )
     told = per_key.groupBy("topic").agg(
         F.count("*").alias("keys"),
@@ -105,7 +108,7 @@ def keys(records: DataFrame) -> DataFrame:
 
 
 def hottest_keys(records: DataFrame, most: int = 20) -> DataFrame:
-    """The most frequent keys of each topic, with the partition of each and its share of the topic."""
+    """Return the most frequent keys of each topic, with the partition of each and its share of the topic."""
     rank = Window.partitionBy("topic").orderBy(F.desc("records"), "key")
     totals = records.groupBy("topic").agg(F.count("*").alias("all_records"))
     return (
@@ -114,7 +117,7 @@ def hottest_keys(records: DataFrame, most: int = 20) -> DataFrame:
         .agg(
             F.count("*").alias("records"),
             F.min("partition").alias("partition"),
-            F.countDistinct("partition").alias("partitions"),
+            F.count_distinct("partition").alias("partitions"),
         )
         .withColumn("rank", F.row_number().over(rank))
         .where(F.col("rank") <= most)
@@ -125,7 +128,7 @@ def hottest_keys(records: DataFrame, most: int = 20) -> DataFrame:
 
 
 def sizes(records: DataFrame) -> DataFrame:
-    """How many values of each size class: class n holds sizes from 2^(n-1) up to below 2^n, class 0 holds 0."""
+    """Return the number of values in each size class. Class n has sizes from 2^(n-1) to below 2^n, class 0 size 0."""
     bits = F.when(F.col("value_bytes") == 0, 0).otherwise(F.floor(F.log2("value_bytes")) + 1)
     return records.groupBy("topic", F.least(bits, F.lit(SIZE_CLASSES)).cast("int").alias("size_class")).agg(
         F.count("*").alias("records")
@@ -133,7 +136,7 @@ def sizes(records: DataFrame) -> DataFrame:
 
 
 def size_figures(records: DataFrame) -> DataFrame:
-    """Median, 99th percentile and greatest value size of each topic."""
+    """Return the median, 99th percentile and maximum of the value size of each topic."""
     return records.groupBy("topic").agg(
         F.percentile_approx("value_bytes", F.array(F.lit(0.5), F.lit(0.99)), F.lit(10_000)).alias("points"),
         F.max("value_bytes").alias("largest"),
@@ -143,7 +146,7 @@ def size_figures(records: DataFrame) -> DataFrame:
 
 
 def lateness(records: DataFrame) -> DataFrame:
-    """One row per topic: how far times run against the order of the log, and how far partitions are apart."""
+    """Return a row per topic: how far timestamps lag behind earlier records, and how far partitions are apart."""
     before = Window.partitionBy("topic", "partition").orderBy("offset").rowsBetween(Window.unboundedPreceding, -1)
     late_ms = F.greatest(F.lit(0), F.coalesce(F.max("at_ms").over(before) - F.col("at_ms"), F.lit(0)))
     timed = records.where(F.col("at_ms") >= 0).withColumn("late_ms", late_ms)

@@ -1,9 +1,9 @@
 """Merge a table's small files, in order, and remove files that no reader needs any more.
 
-The one idea: an archive is merged topic by topic and day by day, each in a commit of its own, so that the job can be
-stopped and started at any moment, and beside an archive that runs: it rewrites files that are committed, and the
-archive adds others. A table that `table` made is merged by its own partitions and in its own order. The vacuum keeps
-every file that a version younger than the horizon names, and every younger file.
+The one idea: an archive is merged topic by topic and day by day, and each day is one commit. So the job can be stopped
+and started at any moment. It can run beside an archive job, because it rewrites only committed files and the archive
+job only adds files. A table that `table` made is merged by its own partitions and in its own order. The vacuum keeps
+each file that a version younger than the horizon names, and each younger file.
 """
 
 from __future__ import annotations
@@ -34,10 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--file-mb", type=int, default=256, metavar="N", help="size of a merged file (default %(default)s)"
     )
-    parser.add_argument("--least-files", type=int, default=2, metavar="N", help="small ones that make a day worth it")
+    parser.add_argument(
+        "--least-files",
+        type=int,
+        default=2,
+        metavar="N",
+        help="merge a day that has at least so many small files (default %(default)s)",
+    )
     parser.add_argument(
         "--horizon-hours", type=float, default=delta.SAFE_HORIZON_HOURS, metavar="H",
-        help="files replaced longer ago are removed; readers and batches must be shorter (default %(default)s)",
+        help="remove files that were replaced longer ago; readers and batches must be shorter (default %(default)s)",
     )  # fmt: skip
     catalog.add_arguments(parser)
     parser.add_argument("--no-vacuum", action="store_true", help="keep files that were replaced")
@@ -47,7 +53,7 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
     if arguments.horizon_hours < LEAST_HORIZON_HOURS:
         raise PipelineError(
             f"A horizon of {arguments.horizon_hours:g} hours would remove files of batches and readers that still run.",
-            f"Take {LEAST_HORIZON_HOURS} hour or more.",
+            f"Use {LEAST_HORIZON_HOURS} hour or more.",
         )
     spark = session.open_session(session.options_of(arguments, "sluice compact"), lines)
     try:
@@ -81,7 +87,7 @@ def merge(spark: SparkSession, where: str, arguments: argparse.Namespace, lines:
             with Ticker(spark, lines, stop, "what was merged stays merged"):
                 removed, added = table.rewrite(spark, where, day, target, ARCHIVE_CLUSTER)
         except Exception as error:
-            # Another writer replaced the same files first; the others are still worth it.
+            # Another writer replaced the same files first; the other days can still be merged.
             told = explain(error)
             if "Another writer" not in told.cause:
                 raise

@@ -1,4 +1,4 @@
-"""Which parts of an archive are worth rewriting: a pure function of the frame of its files."""
+"""Choose the parts of an archive that are worth rewriting: a pure function of the frame of its files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SMALL = 0.5  # of the target size
 
 
 def worth_compacting(files: DataFrame, target_bytes: int, least_files: int) -> DataFrame:
-    """Topics and dates with at least `least_files` small files: topic, date, files, small, bytes; most files first.
+    """Return topics and dates with `least_files` small files or more: topic, date, files, small, bytes; most first.
 
     `files` has topic, date and size, a row per file.
     """

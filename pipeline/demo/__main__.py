@@ -14,9 +14,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from itertools import chain, islice
 from pathlib import Path
+from types import FrameType
+from typing import Any, cast
 
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -45,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     lines = Progress("demo")
     # Asked to end, the demo still ends its gateway.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, _ended)
     try:
         return Demo(given, lines).run()
     except Exception as error:
@@ -89,7 +92,7 @@ class Demo:
     # --- the gateway ------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _gateway(self) -> Iterator[None]:
+    def _gateway(self) -> Generator[None, None, None]:
         command = Path(sys.prefix) / "bin" / "sluice"
         if not command.exists():
             raise PipelineError(
@@ -139,7 +142,8 @@ class Demo:
 
     def _make_topic(self) -> None:
         admin = AdminClient({"bootstrap.servers": self._bootstrap, "log_level": 0})
-        for created in admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values():
+        futures = cast("Mapping[str, Future[Any]]", admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]))
+        for created in futures.values():
             created.result(30)
 
     # --- records ----------------------------------------------------------------------------------------------------
@@ -269,6 +273,10 @@ class Demo:
             raise PipelineError(f"{name} ended with {code}: {' '.join(tail)}", f"See {self._out / f'{name}.log'}.")
         self._lines.say(f"{name} took {time.monotonic() - started:.0f} s", code=code)
         return code
+
+
+def _ended(_number: int, _frame: FrameType | None) -> None:
+    sys.exit(143)
 
 
 def _free_port() -> int:

@@ -11,9 +11,9 @@ import json
 import zipfile
 from collections.abc import Iterator
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
-import pandas as pd
+import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
 TOPIC = "flights"
 
@@ -24,9 +24,9 @@ def events() -> Iterator[tuple[bytes, bytes]]:
     with data.joinpath("flights.csv.zip").open("rb") as raw, zipfile.ZipFile(raw) as archive:
         name = next(name for name in archive.namelist() if name.endswith("flights.csv"))
         with archive.open(name) as rows:
-            flights = pd.read_csv(rows)
+            flights: Any = pd.read_csv(rows)
     with data.joinpath("weather.csv").open("rb") as rows:
-        weather = pd.read_csv(rows)
+        weather: Any = pd.read_csv(rows)
     told = [*_flight_events(flights), *_weather_events(weather)]
     told.sort(key=lambda event: event[0])
     for at, key, value in told:
@@ -34,10 +34,10 @@ def events() -> Iterator[tuple[bytes, bytes]]:
 
 
 def _minutes(hours: Any) -> Any:
-    return pd.to_datetime(hours, utc=True).astype("int64") // 60_000_000_000
+    return cast(Any, pd.to_datetime(hours, utc=True)).astype("int64") // 60_000_000_000
 
 
-def _flight_events(flights: pd.DataFrame) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+def _flight_events(flights: Any) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
     scheduled = _minutes(flights["time_hour"]) + flights["minute"]
     rows = zip(
         scheduled.tolist(),
@@ -72,7 +72,7 @@ def _flight_events(flights: pd.DataFrame) -> Iterator[tuple[int, bytes, dict[str
             yield minute + departed + flown, key, {"event": "arrived", **flight, "late_by": late_by}
 
 
-def _weather_events(weather: pd.DataFrame) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+def _weather_events(weather: Any) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
     minutes = _minutes(weather["time_hour"]).tolist()
     columns = ["origin", "temp", "humid", "wind_speed", "precip", "pressure", "visib"]
     rows: Any = weather[columns]

@@ -11,20 +11,24 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
-from confluent_kafka import Consumer, KafkaException, Message
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 JOIN_SECONDS = 30.0
+
+
+Run: TypeAlias = tuple[str, str, int, str, int, int, int]
+"""Group, topic, partition, member, time in milliseconds, first and last offset."""
 
 
 @dataclass
 class Log:
     """Runs of offsets that members processed, in the order of time."""
 
-    rows: list[tuple[str, str, int, str, int, int, int]] = field(default_factory=list)
+    rows: list[Run] = field(default_factory=list[Run])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, group_id: str, member_id: str, messages: list[Message]) -> None:
@@ -99,13 +103,16 @@ class Member:
 
     def _run(self) -> None:
         try:
-            self._consumer.subscribe([self._topic], on_assign=lambda *_: self._assigned.set())
+            self._consumer.subscribe([self._topic], on_assign=self._took)
             while not self._ended.is_set():
                 self._turn(self._consumer.consume(2_000, timeout=0.2))
         except Exception as error:  # noqa: BLE001 - the caller of the thread raises it again
             self._failure = error
         finally:
             self._leave()
+
+    def _took(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
+        self._assigned.set()
 
     def _leave(self) -> None:
         """Lets go of the partitions, then closes: librdkafka waits for ever, and keeps the interpreter's lock, where it

@@ -1,6 +1,6 @@
-"""Says what is missing before a job finds out: Python's packages, Java, jars, Spark, Kafka, the place of a table.
+"""Check all that a job needs: Python's packages, Java, jars, Spark, Kafka, and the place of a table.
 
-The one idea: every check is tried for real, in the order in which a job needs it, and says in words what to do.
+The one idea: a check does what a job would do, in the job's order. A failed check names the next step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PACKAGES = ("pyspark", "pyarrow", "pandas", "numpy", "confluent-kafka", "prometh
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bootstrap", metavar="HOST:PORT", help="try this Kafka cluster")
     parser.add_argument("--topics", default="", metavar="A,B", help="try to read these topics")
-    parser.add_argument("--table", metavar="TABLE", help="try to write a table beside this one, and take it away again")
+    parser.add_argument("--table", metavar="TABLE", help="try to write a table beside this one, and remove it again")
     catalog.add_arguments(parser)
     parser.add_argument("--client-conf", action="append", default=[], metavar="NAME=VALUE", help="for librdkafka")
     parser.add_argument("--no-spark", action="store_true", help="do not start a Spark session")
@@ -123,12 +123,12 @@ def _write_table(arguments: argparse.Namespace, path: str, lines: Lines) -> str:
 
 
 def _check_folder(folder: Path) -> None:
-    """PipelineError if a table cannot be made in a folder, or in the one that is there of those it would be in."""
+    """PipelineError if the user may not create a table in a folder, or in its first parent that exists."""
     there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     if not there.is_dir():
         raise PipelineError(f"{there} is not a folder.", "Name another place for the table.")
     if not os.access(there, os.W_OK):
-        raise PipelineError(f"{there} may not be written by this user.", "Give the user the right, or name another.")
+        raise PipelineError(f"This user may not write to {there}.", "Give the user access, or name another place.")
 
 
 if __name__ == "__main__":

@@ -54,15 +54,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     key = parser.add_mutually_exclusive_group()
     key.add_argument("--key", metavar="TEXT", help="the key to erase, as text in UTF-8")
     key.add_argument("--key-hex", metavar="DIGITS", help="the key to erase, as hexadecimal digits")
-    key.add_argument("--check", action="store_true", help="erase nothing; read everything again by --proof")
-    parser.add_argument("--tables", default="", metavar="A,B", help="what `table` made of the archive")
-    parser.add_argument("--dead-letters", metavar="TABLE", help="of the archive (default: ARCHIVE_dead_letters)")
+    key.add_argument(
+        "--check", action="store_true", help="erase nothing; read topic and tables again, and check --proof"
+    )
+    parser.add_argument("--tables", default="", metavar="A,B", help="tables that `table` made of the archive")
+    parser.add_argument(
+        "--dead-letters", metavar="TABLE", help="the archive's table of dead letters (default: ARCHIVE_dead_letters)"
+    )
     parser.add_argument("--manifest", type=Path, metavar="FILE", help="a manifest of the archive, to be renewed")
     parser.add_argument("--manifest-out", type=Path, metavar="FILE", help="the renewed manifest")
     parser.add_argument("--sign", type=Path, metavar="FILE", help="sign proof and manifest with this Ed25519 key")
-    parser.add_argument("--public-key", type=Path, metavar="FILE", help="of the proof's signature, for --check")
     parser.add_argument(
-        "--wait-seconds", type=float, default=300.0, metavar="S", help="for compaction (default %(default)s)"
+        "--public-key", type=Path, metavar="FILE", help="public key of the proof's signature, for --check"
+    )
+    parser.add_argument(
+        "--wait-seconds",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="longest wait for compaction (default %(default)s)",
     )
     catalog.add_arguments(parser)
 
@@ -84,9 +94,13 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
 def key_of(arguments: argparse.Namespace) -> bytes:
     """Return the key's bytes. PipelineError if options are missing or do not fit each other."""
     if not arguments.topic or (arguments.key is None and arguments.key_hex is None):
-        raise PipelineError("Nothing is to be erased.", "Name a topic with --topic, and a key with --key or --key-hex.")
+        raise PipelineError(
+            "No topic or no key is named.", "Name a topic with --topic, and a key with --key or --key-hex."
+        )
     if (arguments.manifest is None) != (arguments.manifest_out is None):
-        raise PipelineError("A manifest is renewed from a file into a file.", "Give --manifest and --manifest-out.")
+        raise PipelineError(
+            "--manifest and --manifest-out go together.", "Give --manifest and --manifest-out, or neither."
+        )
     if arguments.key is not None:
         return arguments.key.encode()
     try:
@@ -256,7 +270,7 @@ class Erasure:
         if (begun.topic, begun.key_sha256) != (fresh.topic, fresh.key_sha256):
             raise PipelineError(
                 f"{self._part} says that the erasure of another key has begun and not ended.",
-                "Complete that one first, by its own command, or name another --proof.",
+                "Complete that erasure first, by its own command, or name another --proof.",
             )
         self._lines.say(f"goes on with an erasure that began {begun.began}", event="continue")
         return begun
@@ -385,7 +399,8 @@ def check(spark: SparkSession, cluster: Cluster, arguments: argparse.Namespace, 
         spark, _signed(proof), proof.signature, arguments.public_key
     ):
         raise PipelineError(
-            f"{arguments.proof} is not signed with the key of {arguments.public_key}.", "Check both, or take a copy."
+            f"{arguments.proof} is not signed with the key of {arguments.public_key}.",
+            "Check both files, or use an unchanged copy of the proof.",
         )
     left = _left(spark, cluster, arguments, proof, lines, stop)
     for words in left:

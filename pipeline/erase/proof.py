@@ -67,13 +67,13 @@ class Proof:
             told: dict[str, Any] = json.loads(text)
             version, root = told.pop("sluice_erasure"), told.pop("root")
             if version != VERSION:
-                raise PipelineError(f"{name} is a proof of another version.", "Take the release that made it.")
+                raise PipelineError(f"{name} is a proof of another version.", "Use the release of Sluice that made it.")
             found = Proof(**told)
             whole = found.root == root
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PipelineError(f"{name} is no proof ({error}).", "Name the file that `erase` wrote.") from error
         if not whole:
-            raise PipelineError(f"{name} has been changed: its root does not fit it.", "Take a copy of it.")
+            raise PipelineError(f"{name} has been changed: its root does not fit it.", "Use an unchanged copy.")
         return found
 
 
@@ -111,10 +111,10 @@ class Begun:
     topic: str
     key_sha256: str
     began: str
-    in_topic: dict[str, list[list[int]]] = field(default_factory=dict)
-    in_archive: dict[str, list[list[int]]] = field(default_factory=dict)
-    tables: dict[str, int] = field(default_factory=dict)
-    settings: dict[str, str | None] = field(default_factory=dict)
+    in_topic: dict[str, list[list[int]]] = field(default_factory=dict[str, list[list[int]]])
+    in_archive: dict[str, list[list[int]]] = field(default_factory=dict[str, list[list[int]]])
+    tables: dict[str, int] = field(default_factory=dict[str, int])
+    settings: dict[str, str | None] = field(default_factory=dict[str, str | None])
     """The topic's own settings, as they were before the job asked for compaction; None for one that it did not have."""
 
     def to_json(self) -> str:
@@ -125,7 +125,9 @@ class Begun:
         try:
             told: dict[str, Any] = json.loads(text)
             if told.pop("sluice_erasure_begun") != VERSION:
-                raise PipelineError(f"{name} is of another version.", "Take the release that began the erasure.")
+                raise PipelineError(
+                    f"{name} is of another version.", "Use the release of Sluice that began the erasure."
+                )
             return Begun(**told)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PipelineError(

@@ -2,8 +2,8 @@
 
 The one idea: Kafka has no request for compaction, but a topic's own settings decide when it is due. The job makes it
 due at once, writes a tombstone to each partition that holds the key, and reads until the key's values are gone. A
-broker never compacts the segment that it writes to. So the job writes a further tombstone after each look in vain,
-because a write closes a segment whose time is over.
+broker never compacts the segment that it writes to. A write closes a segment whose time is over, so the job writes a
+further tombstone each time it finds the values still there.
 """
 
 from __future__ import annotations

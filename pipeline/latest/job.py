@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -75,7 +76,7 @@ class Merged:
     batch: int = 0
     run: str = ""
     history: bool = False
-    next: Mapping[Partition, int] = field(default_factory=dict)
+    next: Mapping[Partition, int] = field(default_factory=dict[Partition, int])
 
     def to_json(self) -> str:
         following = [[topic, partition, offset] for (topic, partition), offset in self.next.items()]
@@ -85,13 +86,14 @@ class Merged:
 
     @staticmethod
     def from_json(text: str) -> Merged | None:
-        """None if it is not a table's."""
+        """Return the progress in a commit's metadata, None if another job wrote the metadata."""
         try:
-            told = json.loads(text)["sluice_table"]
+            told: dict[str, Any] = json.loads(text)["sluice_table"]
         except (ValueError, KeyError, TypeError):
             return None
         following = {(topic, partition): offset for topic, partition, offset in told["next"]}
-        return Merged(**{**told, "topics": tuple(told["topics"]), "next": following})
+        told |= {"topics": tuple(told["topics"]), "next": following}
+        return Merged(**told)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,11 +104,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--topics", default="", metavar="A,B", help="only these of the archive's topics")
     parser.add_argument(
         "--envelope", choices=tuple(ENVELOPES), default="none",
-        help="of the values: none, where a value is its key's row, or Debezium's JSON (default %(default)s)",
+        help="form of the values: none (a value is its key's row), or Debezium's JSON (default %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--partition-by", default="topic", metavar="A,B",
-        help="of a new table: columns, day(COLUMN), hour(COLUMN), bucket(N,COLUMN) (default %(default)s)",
+        help="partitions of a new table: columns, day(COLUMN), hour(COLUMN), bucket(N,COLUMN) (default %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--sort-by", default="", metavar="A,B",
@@ -125,8 +127,11 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
 
 
 def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop: Stop) -> None:
-    """Merge what the archive holds now. PipelineError if the table was made otherwise, or another job merges too."""
-    # Read before the progress: the frame holds at least what the progress claims.
+    """Merge the records that the archive holds now.
+
+    PipelineError if the table was made with other options, or another job merges into it.
+    """
+    # The progress is read first, so the frame holds at least the offsets that the progress claims.
     archive, out = (table.location(each, arguments.format) for each in (arguments.archive, arguments.out))
     progress = last_progress(spark, archive) if table.exists(spark, archive) else None
     records = table.read(spark, archive)
@@ -142,7 +147,7 @@ def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop
     if replace(done, batch=0, run="", next={}) != asked:
         raise PipelineError(
             f"{out} was made with another --archive, --envelope, --topics or --history.",
-            "Give the same ones to go on with it, or name another --out.",
+            "Use the same options to continue it, or name another --out.",
         )
     own = uuid.uuid4().hex
     while not stop.asked:
@@ -164,7 +169,7 @@ def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop
         with Ticker(spark, lines):
             changed = merge_batch(ENVELOPES[arguments.envelope](within(records, ranges)), out, after)
         if last_merged(spark, out) != after:
-            raise PipelineError(f"Another job merges into {out}.", "Stop one of the two.")
+            raise PipelineError(f"Another job merges into {out}.", "Stop one of the two jobs.")
         done = after
         left = sum(each.records for each in backlog) - offsets
         told = "" if changed is None else f" changed {changed:,} rows"
@@ -177,7 +182,7 @@ def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop
 
 
 def _create(spark: SparkSession, out: str, arguments: argparse.Namespace) -> None:
-    """Make the table unless it is there: its partitions and order stay as they were then."""
+    """Create the table if it does not exist. An existing table keeps its partitions and order."""
     schema = HISTORY if arguments.history else NEWEST
     parts, order = partitions(arguments.partition_by, schema), sorting(arguments.sort_by, schema)
     table.create(spark, out, schema, parts, order)

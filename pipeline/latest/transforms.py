@@ -1,4 +1,4 @@
-"""From archived records to the newest row of each key, or to all its versions: pure functions of frames."""
+"""Reduce archived records to the newest row of each key, or to all its versions: pure functions of frames."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ ROW_OPERATIONS = ("c", "u", "r", "d")
 
 
 def plain(records: DataFrame) -> DataFrame:
-    """`CHANGE` of records whose value is the row: a null value deletes its key."""
+    """Return `CHANGE` of records whose value is the row. A null value deletes its key."""
     return _changes(records, F.col("value").isNull(), F.col("value"))
 
 
 def debezium(records: DataFrame) -> DataFrame:
-    """`CHANGE` of Debezium's JSON envelope, with or without its schema beside it; `value` is the row after the change.
+    """Return `CHANGE` of Debezium's JSON, with or without its schema; `value` is the row after the change.
 
     A null value is the tombstone behind a delete. Records of another operation (truncate, message) are left out.
     """

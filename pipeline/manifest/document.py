@@ -1,6 +1,6 @@
-"""A manifest: what an archive held, as hashes that outlive its topics.
+"""A manifest: hashes of an archive's records, which outlive the topics.
 
-The one idea: `root` is the root of a Merkle tree. Its first leaf is the claim, the offsets that the manifest speaks of;
+The one idea: `root` is the root of a Merkle tree. Its first leaf is the claim, the offsets that the manifest covers;
 each further leaf is a day of a partition, with the root of the tree over the hashes of the day's blocks. So a signature
 of the root signs everything, and a difference is found down to a block.
 """
@@ -91,7 +91,9 @@ class Manifest:
         try:
             told = json.loads(text)
             if (told["sluice_manifest"], told["block_offsets"]) != (VERSION, BLOCK):
-                raise PipelineError(f"{name} is a manifest of another version.", "Take the release that made it.")
+                raise PipelineError(
+                    f"{name} is a manifest of another version.", "Use the release of Sluice that made it."
+                )
             claim = {
                 (topic, int(partition)): (span[0], span[1])
                 for topic, of_topic in told["topics"].items()
@@ -110,14 +112,14 @@ class Manifest:
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise PipelineError(f"{name} is no manifest ({error}).", "Name the file that `manifest` wrote.") from error
         if not whole:
-            raise PipelineError(f"{name} has been changed: its hashes do not fit each other.", "Take a copy of it.")
+            raise PipelineError(f"{name} has been changed: its hashes do not fit each other.", "Use an unchanged copy.")
         return found
 
     def only(self, topics: Sequence[str]) -> Manifest:
-        """Return the part of some topics. PipelineError if the manifest does not speak of one."""
+        """Return the part of some topics. PipelineError if the manifest does not name one."""
         unknown = sorted(set(topics) - self.topic_ids.keys())
         if unknown:
-            raise PipelineError(f"The manifest does not speak of the topic {unknown[0]}.", "Check --topics.")
+            raise PipelineError(f"The manifest does not name the topic {unknown[0]}.", "Check --topics.")
         return Manifest(
             {key: span for key, span in self.claim.items() if key[0] in topics},
             {topic: topic_id for topic, topic_id in self.topic_ids.items() if topic in topics},

@@ -1,7 +1,7 @@
 """Write a manifest of an archive, so that the archive can be proved after its topics have forgotten the records.
 
-The one idea: the manifest is made when `verify` has proved the archive against its topics; later `verify --manifest`
-compares the archive, or a copy of it in either format, with the manifest instead.
+The one idea: make the manifest when `verify` has proved the archive against its topics. Later, `verify --manifest`
+compares the archive, or a copy of it in either format, with the manifest.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
 def make(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop: Stop) -> None:
     """Write the manifest. PipelineError if there is no archive, or the key cannot sign."""
     where, started = table.location(arguments.archive, arguments.format), time.monotonic()
-    # Read before the progress is: the frame holds at least what the progress claims, or the archive is not begun.
+    # The progress is read first, so the frame holds at least the offsets that the progress claims.
     progress = last_progress(spark, where) if table.exists(spark, where) else None
     records = table.read(spark, where)
     if progress is None:
@@ -70,7 +70,7 @@ def make(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a whole file or none."""
+    """Write a file in one step: readers see the whole text or the previous file."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(text)
     os.replace(part, path)
@@ -87,7 +87,10 @@ def read(spark: SparkSession, path: Path, public_key: Path | None, lines: Lines)
     elif manifest.signature is None or not signature.is_signed(
         spark, signed_text(manifest), manifest.signature, public_key
     ):
-        raise PipelineError(f"{path} is not signed with the key of {public_key}.", "Check both, or take a copy of it.")
+        raise PipelineError(
+            f"{path} is not signed with the key of {public_key}.",
+            "Check both files, or use an unchanged copy of the manifest.",
+        )
     return manifest
 
 

@@ -1,7 +1,7 @@
 """Hashes of hashes: a tree whose root stands for all its leaves.
 
-The one idea: a leaf and a node begin with different bytes, as in RFC 6962, so that no node can pass for a leaf. The
-last hash of a level without a neighbour goes up unchanged.
+The one idea: a leaf and a node begin with different bytes, as in RFC 6962, so that no node has the hash of a leaf. If
+the last hash of a level has no neighbour, the next level takes it unchanged.
 """
 
 from __future__ import annotations

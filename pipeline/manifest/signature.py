@@ -14,6 +14,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from pipeline.errors import PipelineError
+from pipeline.jvm import classes
 
 _ALGORITHM = "Ed25519"
 _HOW = (
@@ -23,7 +24,7 @@ _HOW = (
 
 def sign(spark: SparkSession, text: bytes, key: Path) -> str:
     """Return the signature in base64. PipelineError if `key` is no private key."""
-    jvm = spark._jvm
+    jvm = classes(spark)
     encoded = jvm.java.security.spec.PKCS8EncodedKeySpec(_pem(key, "PRIVATE KEY"))
     signer = jvm.java.security.Signature.getInstance(_ALGORITHM)
     signer.initSign(_key(key, lambda: jvm.java.security.KeyFactory.getInstance(_ALGORITHM).generatePrivate(encoded)))
@@ -33,7 +34,7 @@ def sign(spark: SparkSession, text: bytes, key: Path) -> str:
 
 def is_signed(spark: SparkSession, text: bytes, signature: str, key: Path) -> bool:
     """Return whether the owner of the public key has signed `text`. PipelineError if `key` is no public key."""
-    jvm = spark._jvm
+    jvm = classes(spark)
     encoded = jvm.java.security.spec.X509EncodedKeySpec(_pem(key, "PUBLIC KEY"))
     checker = jvm.java.security.Signature.getInstance(_ALGORITHM)
     checker.initVerify(_key(key, lambda: jvm.java.security.KeyFactory.getInstance(_ALGORITHM).generatePublic(encoded)))

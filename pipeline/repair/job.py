@@ -76,7 +76,7 @@ def parse_ranges(text: str) -> list[Range]:
     found.sort()
     for before, after in pairwise(found):
         if (before.topic, before.partition) == (after.topic, after.partition) and before.end > after.start:
-            raise PipelineError(f"Two of --ranges overlap: {before} and {after}.", "Name every offset once.")
+            raise PipelineError(f"Two of --ranges overlap: {before} and {after}.", "Name each offset once.")
     return found
 
 
@@ -112,7 +112,7 @@ def repair(
             cause = explain(error).cause
             if not cause.startswith(LOST_FILE) or not table.is_iceberg(where):
                 raise
-            lines.say(f"{cause} The days are made of the files that are left.", event="damaged")
+            lines.say(f"{cause} The days are rebuilt from the files that are left.", event="damaged")
             left = _typed(arguments, table.readable(spark, where), stored)
             days = _replace(left, fresh, ranges, where, version)
     records = sum(each.records for each in ranges)
@@ -150,7 +150,10 @@ def check(ranges: Sequence[Range], progress: Progress, cluster: Cluster, *, read
         log = logs.get(key)
         if log is None or log.topic_id != progress.topic_ids[each.topic]:
             happened = "has been deleted" if log is None else "was deleted and created again"
-            raise PipelineError(f"The topic {each.topic} {happened}, so {each} cannot be read again.", "Leave it out.")
+            raise PipelineError(
+                f"The topic {each.topic} {happened}, so {each} cannot be read again.",
+                "Leave this range out of --ranges.",
+            )
         if log.start > each.start:
             raise PipelineError(
                 f"The topic holds {each.topic}-{each.partition} only from offset {log.start:,} on, not {each}.",

@@ -1,8 +1,8 @@
-"""Compare what a replay wrote with its archive: time, key, value and headers of every record.
+"""Compare the records that a replay wrote with its archive: time, key, value and headers of every record.
 
 The one idea: a replayed record names its source in a header, its mark. Both sides sum, per target partition, the CRC-32
 of each part of a record times a weight from the mark. So a record that is changed, lost, doubled or foreign changes the
-sums. Only the records of partitions whose sums differ are compared one by one.
+sums. `verify/differing.py` compares the records of the partitions whose sums differ.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import cast
 
 import pyarrow as pa
 from confluent_kafka import Message
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pipeline.replay.plan import MARK
-from pipeline.verify.sums import NULL_SUM, headers_column, headers_sum
+from pipeline.verify.differing import SUMS, unequal_groups, unequal_records
+from pipeline.verify.sums import crc_column, headers_column, headers_sum
 from pipeline.verify.topic import Integers, TopicReader, bytes_sums
 
-PARTS = ("timestamp", "key", "value", "headers")
 KEYS = ("target_topic", "target_partition")
 # A sum of any number of records fits 64 bits.
 MODULUS, WEIGHTS = (1 << 31) - 1, 4093
@@ -29,10 +29,10 @@ OUT = pa.schema(
         ("target_topic", pa.string()),
         ("target_partition", pa.int32()),
         ("mark", pa.string()),
-        *((name, pa.int64()) for name in PARTS),
+        *((name, pa.int64()) for name in SUMS),
     ]
 )
-OUT_DDL = "target_topic string, target_partition int, mark string, " + ", ".join(f"{name} long" for name in PARTS)
+OUT_DDL = "target_topic string, target_partition int, mark string, " + ", ".join(f"{name} long" for name in SUMS)
 
 
 def expected(targeted: DataFrame, *, keep_timestamps: bool) -> DataFrame:
@@ -44,16 +44,16 @@ def expected(targeted: DataFrame, *, keep_timestamps: bool) -> DataFrame:
     return targeted.select(
         *KEYS,
         mark.alias("mark"),
-        time.cast("long").alias("timestamp"),
-        _crc(F.col("key")).alias("key"),
-        _crc(F.col("value")).alias("value"),
-        _crc(headers_column()).alias("headers"),
+        time.cast("long").alias("timestamp_sum"),
+        crc_column(F.col("key")).alias("key_sum"),
+        crc_column(F.col("value")).alias("value_sum"),
+        crc_column(headers_column()).alias("headers_sum"),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class MarkedReader:
-    """Runs in Spark's workers: pieces of target partitions in, `OUT` of their records out."""
+    """Reads target partitions in Spark's workers: ranges of offsets in, `OUT` of their records out."""
 
     reader: TopicReader
     keep_timestamps: bool
@@ -86,37 +86,17 @@ class MarkedReader:
 def totals(records: DataFrame) -> DataFrame:
     """Return the number of records and their sums per target partition."""
     weight = F.crc32(F.col("mark").cast("binary")) % WEIGHTS + 1
-    sums = [F.sum(F.pmod(F.col(name) * weight, F.lit(MODULUS))).alias(name) for name in PARTS]
+    # A time has up to 54 bits, so a product with the weight needs the remainder first.
+    weighted = {name: F.pmod(F.pmod(name, F.lit(MODULUS)) * weight, F.lit(MODULUS)) for name in SUMS}
+    sums = [F.sum(column).alias(name) for name, column in weighted.items()]
     return records.groupBy(*KEYS).agg(F.count(F.lit(1)).alias("records"), *sums)
 
 
 def unequal_partitions(archive: DataFrame, targets: DataFrame) -> DataFrame:
     """Return the target partitions whose totals differ."""
-    names = ("records", *PARTS)
-    left, right = archive.alias("a"), targets.alias("t")
-    on = [F.col(f"a.{key}") == F.col(f"t.{key}") for key in KEYS]
-    joined = left.join(right, on[0] & on[1], "full_outer")
-    alike = F.lit(True)
-    for name in names:
-        alike = alike & F.col(f"a.{name}").eqNullSafe(F.col(f"t.{name}"))
-    return joined.where(~alike).select(*(F.coalesce(f"a.{key}", f"t.{key}").alias(key) for key in KEYS))
+    return unequal_groups(archive, targets, KEYS)
 
 
 def unequal_marks(archive: DataFrame, targets: DataFrame) -> DataFrame:
     """Return the records that differ: target partition, mark, and `what` in words."""
-    keys = [*KEYS, "mark"]
-    counted = targets.groupBy(*keys).agg(
-        F.count(F.lit(1)).alias("copies"), *(F.first(name).alias(name) for name in PARTS)
-    )
-    joined = archive.withColumn("there", F.lit(True)).alias("a").join(counted.alias("t"), keys, "full_outer")
-    what = F.when(F.col("there").isNull(), "the archive does not hold it, the target does")
-    what = what.when(F.col("copies").isNull(), "the target does not hold it, the archive does")
-    for name in PARTS:
-        unlike = ~F.col(f"a.{name}").eqNullSafe(F.col(f"t.{name}"))
-        what = what.when(unlike, f"its {name} is another in the target than in the archive")
-    what = what.when(F.col("copies") > 1, "the target holds it more than once")
-    return joined.withColumn("what", what).where("what IS NOT NULL").select(*keys, "what")
-
-
-def _crc(column: Column) -> Column:
-    return F.coalesce(F.crc32(column), F.lit(NULL_SUM))
+    return unequal_records(archive, targets, (*KEYS, "mark"), source_name="the archive", copy_name="the target")

@@ -14,6 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from confluent_kafka.admin import ConfigResource, NewTopic, ResourceType
@@ -31,7 +32,7 @@ from pipeline.kafka import Cluster, Partition, UnreachableError
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
 from pipeline.replay import compare, topics
-from pipeline.replay.plan import Done, Plan, by_key, partition_map, topic_map
+from pipeline.replay.plan import Done, Plan, by_key, partition_map, source_ranges, topic_map
 from pipeline.replay.produce import Writer
 from pipeline.replay.transforms import in_order, select_records, summary, translate, with_targets, written
 from pipeline.schema import OFFSET_MAP
@@ -47,14 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kafka.add_arguments(parser)
     what = parser.add_argument_group("what")
     what.add_argument("--archive", required=True, metavar="TABLE", help="the table that `archive` wrote")
-    what.add_argument("--topic-map", metavar="A=B,…", help="which archived topic goes into which topic")
+    what.add_argument("--topic-map", metavar="A=B,…", help="archived topics and their targets: orders=orders-again")
     what.add_argument(
         "--partition-map", default="same", metavar="MAP",
-        help="same, source to target as 0:1,…, or key: by Java's hash of the key over the target's partitions, of "
-        "which key:N says how many there are to be (default %(default)s)",
+        help="target partition of a record: same; SOURCE:TARGET,…; key, by Java's hash of the key over the target's "
+        "partitions; or key:N, likewise for a target of N partitions (default %(default)s)",
     )  # fmt: skip
     what.add_argument("--from", dest="start", metavar="WHERE", help="a time, or JSON {topic: {partition: offset}}")
-    what.add_argument("--until", metavar="WHERE", help="likewise; what is there is left out")
+    what.add_argument("--until", metavar="WHERE", help="likewise; the offset or time itself is left out")
     what.add_argument("--filter", metavar="SQL", help='over the archive\'s columns, e.g. "value IS NOT NULL"')
     what.add_argument("--timestamps", choices=("keep", "now"), default="keep", help="(default %(default)s)")
     what.add_argument("--create-topics", action="store_true", help="create missing target topics as their sources were")
@@ -73,15 +74,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     catalog.add_arguments(parser)
     how = parser.add_argument_group("how")
     how.add_argument(
-        "--name", default="replay", help="of this replay: the same name goes on with it (default %(default)s)"
+        "--name", default="replay", help="name of the replay; the same name continues it (default %(default)s)"
     )
-    how.add_argument("--map", metavar="TABLE", help="the table of its offset map (default: ARCHIVE_NAME_map)")
+    how.add_argument("--map", metavar="TABLE", help="the table of the replay's offset map (default: ARCHIVE_NAME_map)")
     how.add_argument("--max-batch-records", type=int, default=1_000_000, metavar="N", help="(default %(default)s)")
     how.add_argument("--max-rate", type=float, metavar="N", help="records per second")
-    how.add_argument("--no-compare", action="store_true", help="do not read the targets again at the end")
-    how.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
-    groups = parser.add_argument_group("groups, when the records are there")
-    groups.add_argument("--translate-groups", metavar="A,B|all", help="carry committed offsets over; empty groups only")
+    how.add_argument("--no-compare", action="store_true", help="do not compare the targets with the archive at the end")
+    how.add_argument(
+        "--dry-run", action="store_true", help="report the records of each target partition, and write nothing"
+    )
+    groups = parser.add_argument_group("groups, when the replay is complete")
+    groups.add_argument(
+        "--translate-groups", metavar="A,B|all", help="set the groups' offsets in the targets; empty groups only"
+    )
 
 
 def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
@@ -100,7 +105,7 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
         if arguments.filter is None:
             raise
         raise PipelineError(
-            f"--filter is not understood: {str(error).splitlines()[0]}", "It is SQL over the archive's columns."
+            f"--filter cannot be used: {str(error).splitlines()[0]}", "Write SQL over the archive's columns."
         ) from error
     finally:
         spark.stop()
@@ -137,7 +142,7 @@ class Replay:
                     batch = self._write(done.plan, after.batch, ranges, bases, settle)
                     table.append(batch, self._map, APPLICATION, after.batch, after.to_json())
             except (PySparkException, Py4JJavaError) as error:
-                # The same batch again: what of it is stored already is recognised.
+                # The writer recognises the records of this batch that are stored already.
                 with contextlib.suppress(UnreachableError):
                     self._check_targets(done.plan)
                 if failures == len(RETRY_SECONDS) or _is_final(error):
@@ -195,7 +200,7 @@ class Replay:
             if topic in done.plan.topics
         ]
         committed = self._spark.createDataFrame(rows, "group string, topic string, partition int, offset long")
-        mine = table.read(self._spark, self._map).where("replay = '" + self._arguments.name.replace("'", "''") + "'")
+        mine = table.read(self._spark, self._map).where(F.col("replay") == self._arguments.name)
         translated: dict[str, dict[Partition, int]] = {}
         for row in translate(committed, mine).collect():
             translated.setdefault(row["group"], {})[row.target_topic, row.target_partition] = row.offset
@@ -218,7 +223,7 @@ class Replay:
     # --- plan ---------------------------------------------------------------------------------------------------
 
     def _begun(self) -> Done:
-        """The replay of this name as it stands, or a new one whose plan is committed before its first record."""
+        """Return the progress of the replay of this name. A new one commits its plan before its first record."""
         table.create(self._spark, self._map, OFFSET_MAP)
         done = self._last_done()
         self._resumed = done is not None
@@ -233,7 +238,7 @@ class Replay:
             unlike = [name for name, value in asked.items() if value != done.plan.asked()[name]]
             raise PipelineError(
                 f"The replay {done.plan.name} was begun with another {unlike[0]}.",
-                "Start it as it was begun to go on with it, or give this one another --name.",
+                "Use the same options to continue it, or another --name for a new replay.",
             )
         self._check_targets(done.plan)
         self._lines.say(f"goes on with {done.plan.name} behind batch {done.batch}", event="continue")
@@ -261,11 +266,11 @@ class Replay:
         return self._asked_plan(topics).asked()
 
     def _asked_plan(self, topics: list[str]) -> Plan:
-        """A plan that says only what the user asked for."""
+        """Return a plan that holds only the user's options."""
         given = self._arguments
         mapped = topic_map(given.topic_map, topics) if given.topic_map else None
         if mapped is None:
-            raise PipelineError("It is not said where the records go.", "Say it with --topic-map orders=orders-again.")
+            raise PipelineError("No target topic is named.", "Name one with --topic-map orders=orders-again.")
         return Plan(
             name=given.name,
             archive=self._archive,
@@ -302,16 +307,16 @@ class Replay:
                     "Add partitions to it, map it with --partition-map, or let --create-topics make the topic.",
                 )
         told = {key: logs[key] for key in targets if key in logs}
-        return Plan(
-            **{**{name: getattr(asked, name) for name in Plan.__slots__},
-               "ranges": tuple(ranges),
-               "counts": counts,
-               "target_ids": {log.topic: log.topic_id for log in told.values()},
-               "bases": {key: log.end for key, log in told.items()}}
-        )  # fmt: skip
+        return replace(
+            asked,
+            ranges=tuple(ranges),
+            counts=counts,
+            target_ids={log.topic: log.topic_id for log in told.values()},
+            bases={key: log.end for key, log in told.items()},
+        )
 
     def _targets(self, asked: Plan, ranges: list[Range], progress: Progress) -> set[Partition]:
-        """Which partitions records would go to; by key, all that a topic made for them would have."""
+        """Return the target partitions. With a map by key, these are all partitions of a topic that is created."""
         if asked.by_key is None:
             return {asked.target(each.topic, each.partition) for each in ranges}
         return {
@@ -321,7 +326,7 @@ class Replay:
         }
 
     def _counts(self, asked: Plan, targets: set[Partition]) -> dict[str, int]:
-        """With a map by key, how many partitions each target topic has; PipelineError if it must have others."""
+        """Return the partition count of each target topic, for a map by key. PipelineError if it is not key:N's."""
         if asked.by_key is None:
             return {}
         counts: dict[str, int] = {}
@@ -330,7 +335,7 @@ class Replay:
             if there and asked.by_key and there != asked.by_key:
                 raise PipelineError(
                     f"The target topic {topic} has {there} partitions, not {asked.by_key}.",
-                    "Say `--partition-map key` to take it as it is, or name a topic that does not exist yet.",
+                    "Use `--partition-map key` for the partitions that it has, or name a new topic.",
                 )
             counts[topic] = there or sum(1 for name, _ in targets if name == topic)
         return counts
@@ -338,18 +343,12 @@ class Replay:
     def _ranges(self, progress: Progress, topics: Mapping[str, str]) -> list[Range]:
         first = _offsets(self._arguments.start, "--from")
         until = _offsets(self._arguments.until, "--until")
-        found: list[Range] = []
-        for (topic, partition), end in sorted(progress.next.items()):
-            key = (topic, partition)
-            start = max(progress.first[key], first.get(key, 0))
-            stop = min(end, until.get(key, end))
-            if topic in topics and start < stop:
-                found.append(Range(topic, partition, start, stop))
-        return found
+        return source_ranges(progress, topics, first, until)
 
     def _make_topics(self, asked: Plan, progress: Progress, ranges: list[Range], *, create: bool) -> None:
         """Create the missing target topics. PipelineError if one is missing, or retention would remove its records."""
         given = kafka.settings_of(self._arguments.topic_config, "--topic-config")
+        topics.check_given(given)
         existing = self._cluster.existing()
         wanted = topics.targets(asked, progress.next, progress.settings, given)
         missing = [each for each in wanted if each.topic not in existing]
@@ -374,13 +373,18 @@ class Replay:
     def _check_retention(
         self, asked: Plan, ranges: list[Range], created: list[topics.Target], existing: set[str]
     ) -> None:
-        """Refuse a given retention, and warn of an existing topic's, that removes records as soon as they arrive."""
+        """Refuse a given retention that removes records as soon as they arrive; warn if an existing topic has such one.
+
+        Refuse also a topic whose broker replaces timestamps.
+        """
         if asked.timestamps != "keep" or not ranges:
             return
         there = sorted({asked.topics[each.topic] for each in ranges} & existing)
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in there]
         limits = {resource.name: config for resource, config in self._cluster.configs(resources).items()}
         limits |= {each.topic: dict(each.settings) for each in created}
+        for name, config in sorted(limits.items()):
+            topics.check_timestamps(name, config)
         finite = {
             name: config
             for name, config in limits.items()

@@ -7,10 +7,10 @@ gets. So after a crash the end of a target partition says how much of its sequen
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from pipeline.archive.plan import Range, share
+from pipeline.archive.plan import Progress, Range, share
 from pipeline.errors import PipelineError
 from pipeline.kafka import Partition
 
@@ -19,10 +19,11 @@ MARK = "sluice-source"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`partitions` maps a source partition to a target partition, the same number where it says nothing.
+    """Sources and targets of a replay.
 
-    With `by_key` a record's key says where it goes, as Java's default partitioner would: its murmur2 over as many
-    partitions as the target has (0) or must have. A record without a key follows its source partition's number.
+    `partitions` maps source partitions to target partitions; a partition that it lacks keeps its number. If `by_key`
+    is set, a record goes where Java's default partitioner puts its key: murmur2 over the partitions that the target has
+    (0) or must have (any other number). A record without a key goes to the partition of its source's number.
     """
 
     name: str
@@ -39,14 +40,17 @@ class Plan:
     bases: Mapping[Partition, int]
     """The end of each target partition before the first record."""
     by_key: int | None = None
-    counts: Mapping[str, int] = field(default_factory=dict)
-    """With `by_key`, the partitions of each target topic: what is added to it later gets nothing."""
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """With `by_key`, the partition count of each target topic. Partitions that are added later receive no records."""
 
     def target(self, topic: str, partition: int) -> Partition:
         return self.topics[topic], self.partitions.get(partition, partition)
 
     def batch(self, following: Mapping[Partition, int]) -> list[Range]:
-        """The ranges of the batch that begins at `following`, an offset per source partition; empty behind the last."""
+        """Return the ranges of the batch that begins at `following`, an offset per source partition.
+
+        The list is empty after the last batch.
+        """
         backlog = [
             Range(each.topic, each.partition, following[each.topic, each.partition], each.end)
             for each in self.ranges
@@ -57,7 +61,7 @@ class Plan:
     def asked(self) -> dict[str, object]:
         """Return the user's options, which must be the same when a replay goes on."""
         told = asdict(self)
-        # The same for JSON and for us.
+        # JSON has only texts as names, so both sides of the comparison use texts.
         told["partitions"] = {str(source): target for source, target in self.partitions.items()}
         for found in ("ranges", "batch_records", "target_ids", "bases", "counts"):
             del told[found]
@@ -66,7 +70,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How far a replay is: batches committed, and the next offset per source partition."""
+    """How far a replay is: the number of committed batches, and the next offset per source partition."""
 
     plan: Plan
     batch: int
@@ -84,7 +88,7 @@ class Done:
 
     @staticmethod
     def from_json(text: str) -> Done | None:
-        """None if it is not a replay's."""
+        """Return the progress in a commit's metadata, None if another job wrote the metadata."""
         try:
             told = json.loads(text)["sluice_replay"]
         except (ValueError, KeyError, TypeError):
@@ -97,8 +101,32 @@ class Done:
         return Done(Plan(**plan), told["batch"], following)
 
 
+def source_ranges(
+    progress: Progress, topics: Collection[str], first: Mapping[Partition, int], until: Mapping[Partition, int]
+) -> list[Range]:
+    """Return the archived offsets of `topics` from `first` up to and without `until`.
+
+    PipelineError if one of these names a partition that the archive does not hold.
+    """
+    for option, offsets in (("--from", first), ("--until", until)):
+        unknown = sorted(offsets.keys() - progress.next.keys())
+        if unknown:
+            topic, partition = unknown[0]
+            raise PipelineError(
+                f"{option} names {topic}-{partition}, which the archive does not hold.",
+                "Check its topics and partitions.",
+            )
+    found: list[Range] = []
+    for (topic, partition), end in sorted(progress.next.items()):
+        key = (topic, partition)
+        start, stop = max(progress.first[key], first.get(key, 0)), min(end, until.get(key, end))
+        if topic in topics and start < stop:
+            found.append(Range(topic, partition, start, stop))
+    return found
+
+
 def topic_map(text: str, topics: Sequence[str]) -> dict[str, str]:
-    """`a=b,c=d` for archived topics; PipelineError if one is unknown, or mapped onto a topic twice."""
+    """Return source and target topics of `a=b,c=d`. PipelineError if a source is unknown or two share a target."""
     found: dict[str, str] = {}
     for pair in text.split(","):
         source, separator, target = pair.strip().partition("=")
@@ -110,12 +138,14 @@ def topic_map(text: str, topics: Sequence[str]) -> dict[str, str]:
             )
         found[source] = target
     if len(set(found.values())) < len(found):
-        raise PipelineError("Two topics would go into one.", "Give each a target of its own, or replay one at a time.")
+        raise PipelineError(
+            "Two archived topics have the same target.", "Give each its own target, or replay one at a time."
+        )
     return found
 
 
 def partition_map(text: str) -> dict[int, int]:
-    """`same` (and `key`, which maps no number), or `0:1,1:1`."""
+    """Return the map of `0:1,1:1`. It is empty for `same` and for `key`."""
     if text == "same" or by_key(text) is not None:
         return {}
     try:
@@ -128,11 +158,11 @@ def partition_map(text: str) -> dict[int, int]:
 
 
 def by_key(text: str) -> int | None:
-    """`key` is 0, as many partitions as the target has; `key:12` is 12; None for a map by number."""
+    """Return 12 for `key:12`, 0 for `key` (the target's own partition count), and None for a map by number."""
     word, separator, count = text.partition(":")
     if word != "key":
         return None
-    if separator and not (count.isdigit() and int(count)):
+    if separator and not (count.isdecimal() and int(count)):
         raise PipelineError(f"--partition-map {text} names no number of partitions.", "Write it like key or key:12.")
     return int(count) if separator else 0
 

@@ -1,9 +1,9 @@
-"""Writes the records of a batch into target partitions, each exactly once however often it is tried.
+"""Write the records of a batch into target partitions, each exactly once however often the batch is tried.
 
-The one idea: the sequence of a target partition is known, and this task is its only writer, so the end of the partition
-says how many of the sequence are there; their last one carries its source in a header, which must be the right one. The
-rest follows through one idempotent producer, which keeps order and leaves no gap. At the end the partition must end
-where the sequence does: anything else is another writer, and an error.
+The one idea: the sequence of records of a target partition is known, and this task is the partition's only writer. So
+the end of the partition shows how many records of the sequence it holds. The last of them names its source in a header,
+which is checked. An idempotent producer, which keeps order and leaves no gap, writes the rest. Afterwards the partition
+must end where the sequence does; otherwise another client has written to it, which is an error.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class Writer:
     bases: Mapping[Partition, int]
     keep_timestamps: bool
     settle: bool
-    """True if a killed writer may still have requests in flight."""
+    """A killed writer may still have requests in flight."""
     records_per_second: float | None = None
     at_once: int = MAX_UNFINISHED
     """Target partitions that wait for the broker together."""
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Ordered records in, rows of the offset map out."""
+        """Write ordered records, and yield rows of the offset map."""
         settle = self.settle or _is_retry()
         with_open = _Run(self)
         try:
@@ -94,7 +94,7 @@ class _Target:
     last_is_visible: bool
     last_mark: bytes | None
     seen: int = 0
-    runs: list[tuple[str, int, int, int, int]] = field(default_factory=list)
+    runs: list[tuple[str, int, int, int, int]] = field(default_factory=list[tuple[str, int, int, int, int]])
     """Source topic, partition and offset, target offset, count."""
 
 
@@ -133,7 +133,7 @@ class _Run:
         return _Target(key, base, end - base, visible, self._mark_at(key, end - 1) if visible else None)
 
     def write(self, target: _Target, part: pa.RecordBatch) -> None:
-        """Produce what of `part` is not there yet, and note its runs."""
+        """Produce the records of `part` that the partition does not hold yet, and note all runs of `part`."""
         topics, partitions = part["topic"].to_pylist(), part["partition"].to_pylist()
         offsets, times = part["offset"].to_pylist(), part["timestamp_ms"].to_pylist()
         self._note(target, topics, partitions, part["offset"].to_numpy())
@@ -158,7 +158,7 @@ class _Run:
             marks: list[tuple[str, Any]] = [(MARK, mark(topics[index], partitions[index], offsets[index], at))]
             if headers is not None:
                 marks = [*((each["key"], each["value"]) for each in headers[index]), *marks]
-            # librdkafka takes 0 for the present, and so do we take what is before 1970.
+            # librdkafka replaces a timestamp of 0 with the present time. Earlier ones are treated likewise.
             timestamp = at if keep and at > 0 else 0
             while True:
                 try:
@@ -172,7 +172,7 @@ class _Run:
         self._slow_down(len(offsets) - skip)
 
     def finish(self, targets: list[_Target]) -> pa.RecordBatch:
-        """Wait until all is stored; the rows of the offset map. An error if a partition does not end as it must."""
+        """Wait until all records are stored. Return rows of the offset map. An error if a partition has a wrong end."""
         deadline = time.monotonic() + FLUSH_SECONDS
         while self._producer.flush(1.0):
             self._check()
@@ -187,7 +187,7 @@ class _Run:
             for target in targets
             for topic, partition, start, at, count in target.runs
         ]
-        columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in MAP_OUT]
+        columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in MAP_OUT.names]
         return pa.record_batch(columns, schema=MAP_OUT)
 
     def _check_end(self, target: _Target) -> None:
@@ -229,7 +229,7 @@ class _Run:
 
     def _check(self) -> None:
         if os.getppid() != self._parent:
-            # The executor has gone, and another one does this task.
+            # The executor has ended, and another executor runs this task.
             os._exit(1)
         if self._failed:
             raise KafkaException(self._failed[0])
@@ -249,7 +249,7 @@ class _Run:
         return self._consumer.get_watermark_offsets(TopicPartition(*key), REQUEST_SECONDS, cached=False)
 
     def _settled(self, key: Partition, end: int) -> int:
-        """The end once it has stood still for a while: requests of a writer that was killed may be on their way."""
+        """Return the end when it no longer moves: a killed writer's requests may still arrive."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while time.monotonic() < deadline:
             time.sleep(0.1)
@@ -258,7 +258,7 @@ class _Run:
         return end
 
     def _mark_at(self, key: Partition, offset: int) -> bytes | None:
-        """The mark of the record at `offset`, None if it has none."""
+        """Return the mark of the record at `offset`, None if the record has none."""
         self._consumer.assign([TopicPartition(*key, offset)])
         deadline = time.monotonic() + REQUEST_SECONDS
         while time.monotonic() < deadline:
@@ -280,7 +280,7 @@ def mark(topic: str, partition: int, offset: int, timestamp_ms: int) -> bytes:
 
 
 def _by_target(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """A batch cut where its target partition changes."""
+    """Yield the parts of a batch that have one target partition each."""
     if not batch.num_rows:
         return
     topics, partitions = batch["target_topic"].to_numpy(zero_copy_only=False), batch["target_partition"].to_numpy()
@@ -295,4 +295,4 @@ def _is_retry() -> bool:
 
 
 def _shown(mark: bytes | None) -> str:
-    return "a record of somebody else" if mark is None else mark.decode(errors="replace")
+    return "a record of another client" if mark is None else mark.decode(errors="replace")

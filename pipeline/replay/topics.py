@@ -1,12 +1,14 @@
-"""Plan the target topics of a replay: partitions, settings, and whether retention would remove what is replayed.
+"""Plan the target topics of a replay: partitions, settings, and whether they can hold the replayed records.
 
 Replayed records keep their timestamps by default, so a restored topic is as old as its archive. A retention that suited
 the source then empties the target minutes after the replay. Created topics therefore keep everything until the operator
-sets a retention, and a retention that the operator asked for is refused if it would remove records.
+sets a retention, and a retention that the operator asked for is refused if it would remove records. For the same reason
+a created topic takes the producer's timestamps, and takes them however old they are.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -17,6 +19,10 @@ from pipeline.replay.plan import Plan
 UNLIMITED = "-1"
 RETENTION_MS = "retention.ms"
 RETENTIONS = (RETENTION_MS, "retention.bytes")
+TIMESTAMP_TYPE = "message.timestamp.type"
+CREATE_TIME = "CreateTime"
+# With these a broker refuses records that are old when they arrive, as all replayed records are.
+_AGE_LIMITS = ("message.timestamp.before.max.ms", "message.timestamp.difference.max.ms")
 # These settings describe the source cluster's nodes, not the topic.
 _PLACED = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
 
@@ -52,6 +58,9 @@ def targets(
     found: list[Target] = []
     for source, topic in sorted(asked.topics.items(), key=lambda pair: pair[1]):
         settings = {name: value for name, value in sources.get(source, {}).items() if name not in _PLACED}
+        if asked.timestamps == "keep":
+            settings = {name: value for name, value in settings.items() if name not in _AGE_LIMITS}
+            settings |= {TIMESTAMP_TYPE: CREATE_TIME} if TIMESTAMP_TYPE in settings else {}
         policy = given.get("cleanup.policy", settings.get("cleanup.policy", "delete"))
         lifted: dict[str, str] = {}
         if "delete" in policy and asked.timestamps == "keep":
@@ -59,6 +68,26 @@ def targets(
         settings |= dict.fromkeys(lifted, UNLIMITED)
         found.append(Target(topic, highest[source] + 1, {**settings, **given}, lifted))
     return found
+
+
+def check_given(given: Mapping[str, str]) -> None:
+    """PipelineError if a retention in --topic-config is no whole number."""
+    for name in RETENTIONS:
+        if name in given and not re.fullmatch(r"-?[0-9]+", given[name]):
+            raise PipelineError(
+                f"--topic-config {name}={given[name]} is no whole number.",
+                "Write a number of milliseconds or bytes, or -1 for no limit.",
+            )
+
+
+def check_timestamps(topic: str, config: Mapping[str, str]) -> None:
+    """PipelineError if a topic with these settings would replace the timestamps that a replay keeps."""
+    if config.get(TIMESTAMP_TYPE, CREATE_TIME) != CREATE_TIME:
+        raise PipelineError(
+            f"The topic {topic} has {TIMESTAMP_TYPE}={config[TIMESTAMP_TYPE]}, so its broker would replace the "
+            "timestamps of the replayed records.",
+            f"Set the topic's {TIMESTAMP_TYPE} to {CREATE_TIME}, or use --timestamps now.",
+        )
 
 
 def expiring(retention_ms: str | None, policy: str | None, oldest_ms: int | None, now_ms: int) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
-import pandas as pd
+import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType
@@ -17,7 +18,7 @@ from pipeline.schema import HEADERS
 
 
 def select_records(records: DataFrame, plan: Plan, ranges: Sequence[Range]) -> DataFrame:
-    """Records of `ranges` within the plan's times and condition."""
+    """Return the records of `ranges` within the plan's times and condition."""
     chosen = within(records, ranges)
     if plan.from_ms is not None:
         chosen = chosen.where(F.col("timestamp") >= F.timestamp_millis(F.lit(plan.from_ms)))
@@ -48,7 +49,7 @@ def _murmur2(key: Column) -> Column:
     def hashed(keys: pd.Series) -> pd.Series:
         there = keys.notna()
         found = pd.Series(pd.NA, index=keys.index, dtype="Int64")
-        found[there] = murmur2_of(keys[there].tolist())
+        found[there] = murmur2_of(cast("list[bytes]", keys[there].tolist()))
         return found
 
     return F.pandas_udf(hashed, LongType())(key)  # type: ignore[call-overload]
@@ -89,7 +90,7 @@ def summary(targeted: DataFrame) -> DataFrame:
 
 
 def written(offset_map: DataFrame) -> DataFrame:
-    """Records per target partition."""
+    """Return the number of records per target partition."""
     return offset_map.groupBy("target_topic", "target_partition").agg(F.sum("records").alias("records"))
 
 

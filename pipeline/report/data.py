@@ -43,14 +43,14 @@ class GroupData:
     group_id: str
     begins_ms: int
     ends_ms: int
-    rebalances: list[dict[str, Any]] = field(default_factory=list)
-    partitions: list[str] = field(default_factory=list)
-    members: list[str] = field(default_factory=list)
-    stretches: list[Stretch] = field(default_factory=list)
-    lag: list[tuple[str, list[tuple[int, int]]]] = field(default_factory=list)
+    rebalances: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    partitions: list[str] = field(default_factory=list[str])
+    members: list[str] = field(default_factory=list[str])
+    stretches: list[Stretch] = field(default_factory=list[Stretch])
+    lag: list[tuple[str, list[tuple[int, int]]]] = field(default_factory=list[tuple[str, list[tuple[int, int]]]])
     """(topic-partition, [(ms, greatest lag)]), the most behind first."""
-    moves: list[dict[str, Any]] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    moves: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    left_out: list[str] = field(default_factory=list[str])
     """Sentences about data that is not shown."""
 
 
@@ -99,7 +99,7 @@ def report_data(tables: Tables, findings: list[Finding]) -> ReportData:
 
 def _totals(tables: Tables) -> dict[str, int]:
     rebalance = tables.rebalance.agg(
-        F.countDistinct("group_id").alias("groups"),
+        F.count_distinct("group_id").alias("groups"),
         F.count("*").alias("rebalances"),
         F.coalesce(F.sum("unowned_partition_ms"), F.lit(0)).alias("unowned_partition_ms"),
     ).first()

@@ -99,7 +99,7 @@ def _period(data: ReportData) -> str:
 
 
 def _totals(data: ReportData) -> str:
-    cells = []
+    cells: list[tuple[str, str, str]] = []
     for name, words, note in TOTALS:
         if name not in data.totals or (name == "duplicates_min" and "duplicates" in data.totals):
             continue
@@ -277,7 +277,7 @@ def costs(group: GroupData) -> str:
 
 
 def _rebalance_table(rebalances: Sequence[dict[str, Any]]) -> str:
-    rows = []
+    rows: list[str] = []
     for rebalance in rebalances:
         stuck = rebalance["stickiness"]
         cells = (

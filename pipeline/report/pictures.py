@@ -64,7 +64,11 @@ def _milliseconds(at: float) -> int:
 def _time_axis(axes: Any, group: GroupData) -> None:
     axes.set_xlim(_moment(group.begins_ms), _moment(max(group.ends_ms, group.begins_ms + 1)))
     axes.xaxis.set_major_locator(dates.AutoDateLocator(tz=UTC, maxticks=8))
-    axes.xaxis.set_major_formatter(lambda at, _: time_label(_milliseconds(at), group.ends_ms - group.begins_ms))
+
+    def label(at: float, _position: int | None) -> str:
+        return time_label(_milliseconds(at), group.ends_ms - group.begins_ms)
+
+    axes.xaxis.set_major_formatter(label)
     axes.set_xlabel("UTC")
     axes.grid(axis="x", alpha=0.25)
 

@@ -10,7 +10,8 @@ from pyspark.sql import functions as F
 
 from pipeline.archive.plan import Progress, Range, without
 from pipeline.kafka import Log, Partition
-from pipeline.verify.sums import BLOCK, COLUMNS
+from pipeline.verify.differing import SUMS, unequal_groups, unequal_records
+from pipeline.verify.sums import BLOCK
 
 PIECE_BLOCKS = 256
 TASKS_PER_CORE, TASK_RECORDS, TASK_PIECES = 8, 100_000, 4
@@ -31,14 +32,14 @@ class Scope:
 
 
 def scopes(progress: Progress, logs: Sequence[Log]) -> list[Scope]:
-    """Per partition: what the archive claims and the topic still holds."""
+    """Return, for each partition, the offsets that the archive claims and the topic still holds."""
     held = {(log.topic, log.partition): log for log in logs}
     found: list[Scope] = []
     for key, end in sorted(progress.next.items()):
         topic, partition = key
         claimed = list(without(Range(topic, partition, progress.first[key], end), (*progress.lost, *progress.left_out)))
         remarks = [
-            f"{each} had gone before they were archived"
+            f"{each} were removed from the topic before they were archived"
             for each in progress.lost
             if (each.topic, each.partition) == key
         ]
@@ -57,7 +58,7 @@ def scopes(progress: Progress, logs: Sequence[Log]) -> list[Scope]:
             remarks.append("its topic was deleted and created again, so nothing of it can be proved")
             claimed = []
         elif log is None:
-            remarks.append("its topic has gone, so nothing of it can be proved")
+            remarks.append("its topic was deleted, so nothing of it can be proved")
             claimed = []
         elif log.start > progress.first[key]:
             kept = [Range(topic, partition, max(each.start, log.start), each.end) for each in claimed]
@@ -68,7 +69,7 @@ def scopes(progress: Progress, logs: Sequence[Log]) -> list[Scope]:
 
 
 def pieces(ranges: Iterable[Range]) -> list[Range]:
-    """Ranges cut at borders of blocks, so that no block is in two pieces unless a range ends inside it."""
+    """Cut ranges at borders of blocks, so that no block is in two pieces unless a range ends inside it."""
     size = PIECE_BLOCKS * BLOCK
     found: list[Range] = []
     for each in ranges:
@@ -99,7 +100,7 @@ def work_frame(spark: SparkSession, work: Sequence[Range]) -> DataFrame:
 
 
 def rounds(work: Sequence[Range], offsets: int) -> Iterator[list[Range]]:
-    """`work` in its order, in lists of at least so many offsets, but for the last."""
+    """Yield `work` in its order, in lists of at least `offsets` offsets each; the last may have fewer."""
     some: list[Range] = []
     for each in work:
         some.append(each)
@@ -111,43 +112,27 @@ def rounds(work: Sequence[Range], offsets: int) -> Iterator[list[Range]]:
 
 
 def unequal_blocks(archive: DataFrame, topic: DataFrame) -> DataFrame:
-    """Blocks whose sums are not the same on both sides, or that only one side has: topic, partition, block."""
-    keys = ["topic", "partition", "block"]
-    summed = topic.groupBy(*keys).agg(
-        F.sum("records").alias("records"), *(F.sum(f"{name}_sum").alias(f"{name}_sum") for name in COLUMNS)
-    )
-    left, right = archive.alias("a"), summed.alias("t")
-    names = ["records", *(f"{name}_sum" for name in COLUMNS)]
-    on = [F.col(f"a.{key}").eqNullSafe(F.col(f"t.{key}")) for key in keys]
-    differs = F.lit(False)
-    for name in names:
-        differs = differs | ~F.col(f"a.{name}").eqNullSafe(F.col(f"t.{name}"))
-    joined = left.join(right, on[0] & on[1] & on[2], "full_outer").where(differs)
-    return joined.select(*(F.coalesce(f"a.{key}", f"t.{key}").alias(key) for key in keys))
+    """Return the blocks that differ: topic, partition, block. `topic` may have the sums of a block in several rows."""
+    keys = ("topic", "partition", "block")
+    whole = topic.groupBy(*keys).agg(*(F.sum(name).alias(name) for name in ("records", *SUMS)))
+    return unequal_groups(archive, whole, keys)
 
 
-def unequal_records(archive: DataFrame, topic: DataFrame, *, compacted: bool = False) -> DataFrame:
-    """Records that differ, with `what` in words. A compacted topic may have removed what the archive holds."""
-    keys = ["topic", "partition", "offset"]
-    counted = archive.groupBy(*keys).agg(
-        F.count(F.lit(1)).alias("copies"), *(F.first(f"{name}_sum").alias(f"{name}_sum") for name in COLUMNS)
-    )
-    joined = counted.alias("a").join(
-        topic.withColumn("there", F.lit(True)).alias("t"), keys, "right_outer" if compacted else "full_outer"
-    )
-    what = F.when(F.col("there").isNull(), "the topic does not hold it, the archive does")
-    what = what.when(F.col("copies").isNull(), "the archive does not hold it, the topic does")
-    for name in COLUMNS:
-        unlike = ~F.col(f"a.{name}_sum").eqNullSafe(F.col(f"t.{name}_sum"))
-        what = what.when(unlike, f"its {name} is another in the archive than in the topic")
-    what = what.when(F.col("copies") > 1, "the archive holds it more than once")
-    return joined.withColumn("what", what).where("what IS NOT NULL").select(*keys, "what")
+def unequal_offsets(archive: DataFrame, topic: DataFrame, *, compacted: bool = False) -> DataFrame:
+    """Return the records that differ: topic, partition, offset, and `what` in words.
+
+    A compacted topic may have removed records that the archive holds.
+    """
+    return unequal_records(
+        topic, archive, ("topic", "partition", "offset"), source_name="the topic", copy_name="the archive",
+        source_may_lack=compacted,
+    )  # fmt: skip
 
 
 def unequal_ranges(records: DataFrame) -> DataFrame:
     """Merge differing records into ranges of consecutive offsets: topic, partition, what, first, last, records.
 
-    `records` is what `unequal_records` returns. A lost file is then one range instead of thousands of offsets.
+    `records` is what `unequal_offsets` returns. A lost file is then one range instead of thousands of offsets.
     """
     alike = Window.partitionBy("topic", "partition", "what").orderBy("offset")
     return (
@@ -159,7 +144,7 @@ def unequal_ranges(records: DataFrame) -> DataFrame:
 
 
 def unclaimed(archive: DataFrame, progress: Progress) -> DataFrame:
-    """How many records the archive holds that its progress does not speak of, by topic and partition."""
+    """Count the archive's records that lie outside of its claim, by topic and partition."""
     claims = claims_frame(archive, progress.first, progress.next)
     inside = (F.col("offset") >= F.col("first")) & (F.col("offset") < F.col("next"))
     return (

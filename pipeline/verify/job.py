@@ -1,8 +1,8 @@
 """Prove that an archive equals its topics.
 
-The one idea: the table is read by Spark, the topics by librdkafka in Spark's workers, and both are summed per block of
-offsets; where two sums differ the block is compared record by record, and the first difference is named. Offsets that
-the archive claims and the topic still holds can be proved; the report names the rest.
+The one idea: Spark reads the table, and librdkafka, in Spark's workers, reads the topics. Both sides are summed per
+block of offsets; a block whose sums differ is compared record by record, and the first difference is named. Offsets
+that the archive claims and the topic still holds can be proved; the report names the rest.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from pipeline.verify.compare import (
     scopes,
     unclaimed,
     unequal_blocks,
+    unequal_offsets,
     unequal_ranges,
-    unequal_records,
     work_frame,
 )
 from pipeline.verify.sums import BLOCK, BLOCK_SUMS, RECORD_SUMS, block_sums, record_sums
@@ -58,11 +58,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     catalog.add_arguments(parser)
     parser.add_argument("--topics", default="", metavar="A,B", help="only these of the archive's topics")
     parser.add_argument("--isolation", choices=("read_committed", "read_uncommitted"), default="read_committed")
-    values.add_value_arguments(parser.add_argument_group("typed", "of a typed archive, as `archive` was given them"))
+    values.add_value_arguments(
+        parser.add_argument_group("typed", "options of a typed archive, as `archive` was given them")
+    )
 
     instead = parser.add_argument_group("instead of the topics")
     instead.add_argument("--manifest", type=Path, metavar="FILE", help="compare with what `manifest` wrote")
-    instead.add_argument("--public-key", type=Path, metavar="FILE", help="require the manifest to be signed with it")
+    instead.add_argument(
+        "--public-key", type=Path, metavar="FILE", help="require a signature of the manifest by this key's owner"
+    )
 
 
 def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
@@ -85,7 +89,7 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
 
 
 def by_manifest(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
-    """0 if the archive holds what the manifest names, `DIFFERENT` if not."""
+    """Return 0 if the archive holds the records that the manifest names, else `DIFFERENT`."""
     where = table.location(arguments.archive, arguments.format)
     only = [name for name in arguments.topics.split(",") if name]
     manifest = evidence.read(spark, arguments.manifest, arguments.public_key, lines)
@@ -116,7 +120,7 @@ class Verification:
         self._reader = TopicReader(cluster.settings, self._read_committed)
 
     def run(self) -> int:
-        """0 if everything that can be proved is the same, `DIFFERENT` if something is not."""
+        """Return 0 if all offsets that can be proved are equal, else `DIFFERENT`."""
         records = table.read(self._spark, self._path)
         progress = last_progress(self._spark, self._path)
         if progress is None:
@@ -137,7 +141,7 @@ class Verification:
             cause = explain(error).cause
             if not cause.startswith(LOST_FILE):
                 raise
-            self._lines.say(f"{cause} It is read as if it were empty.", event="damaged")
+            self._lines.say(f"{cause} The table is read without it.", event="damaged")
             with table.ignoring_lost_files(self._spark):
                 left = table.readable(self._spark, self._path)
                 differences = [cause, *self._differences(left, progress, told, compacted)]
@@ -179,7 +183,7 @@ class Verification:
         return [f"{row.topic}-{row.partition} {_offsets(row)}: {row.what}" for row in rows]
 
     def _compacted(self, topics: set[str]) -> set[str]:
-        """Those whose cleanup policy is or contains compaction."""
+        """Return the topics whose cleanup policy includes compaction."""
         if not topics:
             return set()
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in sorted(topics & self._cluster.existing())]
@@ -197,7 +201,7 @@ class Verification:
         ]
 
     def _compare(self, records: DataFrame, told: Sequence[Scope], how: Comparison) -> list[str]:
-        """In rounds, partitions side by side as the archive's batches are, so that it is seen how far it is."""
+        """Compare in rounds, so that progress is reported. A round has pieces of all partitions, as a batch has."""
         work = sorted(pieces(part for each in told for part in each.ranges), key=lambda part: (part.start, part))
         left = sum(part.records for part in work)
         if not work:
@@ -206,7 +210,7 @@ class Verification:
         found: list[str] = []
         for some in rounds(work, ROUND_OFFSETS):
             if self._stop.asked:
-                raise PipelineError("It was stopped before all was compared.", "Start it again; it begins anew.")
+                raise PipelineError("The job was stopped before all was compared.", "Start it again; it begins anew.")
             started, expected = time.monotonic(), sum(part.records for part in some)
             with Ticker(self._spark, self._lines, self._stop):
                 found += how(records, some)
@@ -232,7 +236,7 @@ class Verification:
     def _differing(self, inside: DataFrame, work: Sequence[Range], *, compacted: bool) -> list[str]:
         archived = record_sums(within(inside, work))
         rows = (
-            unequal_ranges(unequal_records(archived, self._topic(work, per_record=True), compacted=compacted))
+            unequal_ranges(unequal_offsets(archived, self._topic(work, per_record=True), compacted=compacted))
             .orderBy("topic", "partition", "first")
             .limit(MAX_SHOWN)
             .collect()

@@ -1,8 +1,8 @@
-"""Checksums of records, said twice: as Spark columns for the archive, as Python for the topic.
+"""Checksums of records, written twice: as Spark columns for the archive, and in Python for the topic.
 
-The one idea: offsets are cut into blocks of `BLOCK`; a block's sum of a column is the sum of each record's CRC-32
-times its place in the block, so a value that is changed, missing, doubled or moved to another offset changes it. Both
-sides must agree on every bit; a test holds them equal on generated records.
+The one idea: offsets are cut into blocks of `BLOCK`. A block's sum of a column is the sum of each record's CRC-32 times
+its place in the block. So a value that is changed, missing, doubled or moved to another offset changes the sum. Both
+sides must agree on every bit; a test compares them on generated records.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ Headers = Sequence[tuple[str, bytes | None]] | None
 
 
 def record_sums(records: DataFrame) -> DataFrame:
-    """`RECORD_SUMS` of an archive's records."""
+    """Return `RECORD_SUMS` of an archive's records."""
     return records.select(
         "topic",
         "partition",
         "offset",
         _time_column().alias("timestamp_sum"),
-        _crc(F.col("key")).alias("key_sum"),
-        _crc(F.col("value")).alias("value_sum"),
-        _crc(headers_column()).alias("headers_sum"),
+        crc_column(F.col("key")).alias("key_sum"),
+        crc_column(F.col("value")).alias("value_sum"),
+        crc_column(headers_column()).alias("headers_sum"),
     )
 
 
 def block_sums(sums: DataFrame) -> DataFrame:
-    """`BLOCK_SUMS` of record sums."""
+    """Return `BLOCK_SUMS` of record sums."""
     place = F.col("offset") % BLOCK + 1
     return (
         sums.withColumn("block", F.floor(F.col("offset") / BLOCK))
@@ -69,7 +69,7 @@ def block_sums(sums: DataFrame) -> DataFrame:
 
 
 def time_sum(timestamp_ms: int, timestamp_type: int) -> int:
-    """`timestamp_type` as librdkafka numbers it."""
+    """Return the sum of a timestamp. `timestamp_type` is librdkafka's number."""
     return timestamp_ms % TIME_MODULUS * 4 + timestamp_type
 
 
@@ -78,16 +78,17 @@ def bytes_sum(value: bytes | None) -> int:
 
 
 def headers_sum(headers: Headers) -> int:
-    """No headers and an empty list of them are one and the same."""
+    """Return the sum of a record's headers. No headers and an empty list of headers have the same sum."""
     return bytes_sum(headers_text(headers).encode()) if headers else NULL_SUM
 
 
 def headers_text(headers: Headers) -> str:
-    """Keys with their lengths, so that no two lists of headers have one text."""
+    """Return headers as a text. It has the lengths of keys, so no two lists of headers have the same text."""
     return ";".join(f"{len(key)}:{key}={'-' if value is None else value.hex().upper()}" for key, value in headers or ())
 
 
-def _crc(column: Column) -> Column:
+def crc_column(column: Column) -> Column:
+    """Return `bytes_sum` of a column of bytes."""
     return F.coalesce(F.crc32(column), F.lit(NULL_SUM))
 
 

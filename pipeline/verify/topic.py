@@ -1,7 +1,7 @@
-"""The topic's side of a proof: its records as librdkafka reads them, summed where they are read.
+"""The topic's side of a proof: Spark's workers read its records with librdkafka and sum them.
 
-The one idea: a piece of work is a range of offsets of one partition. It is read with a consumer of its own that joins
-no group, and ends at its last offset, at the end of the log, or with an error; never with fewer records and no word.
+The one idea: a piece of work is a range of offsets of one partition, read by a consumer that joins no group. Reading
+ends at the range's last offset, at the end of the log, or with an error. It never ends early without an error.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ BLOCKS_OUT = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class TopicReader:
-    """Runs in Spark's workers: pieces of work in, sums out. `settings` are librdkafka's."""
+    """Reads topics in Spark's workers: pieces of work in, sums out. `settings` are librdkafka's."""
 
     settings: Mapping[str, str]
     read_committed: bool = True
 
     def blocks(self, pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Sums per block. A piece must begin and end at a block's border, but for the first and last of a range."""
+        """Yield sums per block. Pieces must meet at borders of blocks; a range itself may begin and end elsewhere."""
         for topic, partition, read in self.read(pieces):
             sums: dict[int, list[int]] = {}
             for messages, times in read:
@@ -53,7 +53,7 @@ class TopicReader:
             yield pa.record_batch(columns, schema=BLOCKS_OUT)
 
     def records(self, pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Sums per record."""
+        """Yield sums per record."""
         for topic, partition, read in self.read(pieces):
             for messages, times in read:
                 chunk = chunk_of(messages, times)
@@ -96,7 +96,7 @@ Read: TypeAlias = tuple[list[Message], Integers]
 @dataclass(slots=True)
 class Chunk:
     offsets: Integers
-    sums: list[Integers] = field(default_factory=list)
+    sums: list[Integers] = field(default_factory=list[Integers])
 
 
 _offset, _key, _value = methodcaller("offset"), methodcaller("key"), methodcaller("value")
@@ -104,14 +104,14 @@ _headers, _timestamp, _error = methodcaller("headers"), methodcaller("timestamp"
 
 
 def _read(consumer: Consumer, topic: str, partition: int, start: int, end: int) -> Iterator[Read]:
-    """Records from `start` to before `end`. KafkaException if the cluster is silent or refuses."""
+    """Yield the records from `start` to before `end`. KafkaException if the cluster is silent or refuses."""
     where = TopicPartition(topic, partition, start)
     consumer.assign([where])
     position, heard = start, time.monotonic()
     while position < end:
         messages = consumer.consume(min(CHUNK_RECORDS, end - position), POLL_SECONDS)
         if not messages:
-            # Offsets without a record at the end of the range: the position goes past them, and nothing comes.
+            # If the last offsets of the range hold no record, the position passes them and no message arrives.
             here = consumer.position([where])[0].offset
             if here != OFFSET_INVALID and here >= end:
                 return
@@ -120,7 +120,7 @@ def _read(consumer: Consumer, topic: str, partition: int, start: int, end: int) 
             continue
         heard = time.monotonic()
         times = _times(messages)
-        # A message that is an error has no time, and librdkafka gives no error another; few records have none.
+        # A message that is an error has no timestamp, and few records have none. So errors are searched only then.
         ended = False
         if not times[:, 0].all():
             errors = [error for error in map(_error, messages) if error is not None]
@@ -143,7 +143,7 @@ def _read(consumer: Consumer, topic: str, partition: int, start: int, end: int) 
 
 
 def _times(messages: list[Message]) -> Integers:
-    """A row per message: the type of its timestamp, the timestamp."""
+    """Return a row per message: the type of its timestamp, and the timestamp."""
     count = len(messages)
     return np.fromiter(chain.from_iterable(map(_timestamp, messages)), np.int64, 2 * count).reshape(count, 2)
 

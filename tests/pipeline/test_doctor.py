@@ -52,10 +52,10 @@ def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     ((check, cause, step),) = missing()
-    assert (check, cause) == ("Java", "There is no Java on PATH.")
+    assert (check, cause) == ("Java", "There is no Java in PATH.")
     assert "Install Java 17" in step
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert [cause for _, cause, _ in missing()] == [f"There is no Java on JAVA_HOME ({tmp_path})."]
+    assert [cause for _, cause, _ in missing()] == [f"There is no Java in JAVA_HOME ({tmp_path})."]
 
 
 def test_an_old_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

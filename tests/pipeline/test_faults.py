@@ -183,5 +183,5 @@ def test_an_error_of_the_cluster_is_told_in_words() -> None:
     assert job.wait() == 1
     missing = [line for line in job.said if line.get("event") == "missing"]
     assert [line["check"] for line in missing] == ["Kafka"]
-    assert missing[0]["cause"] == "Nothing answers as Kafka at 127.0.0.1:1."
+    assert missing[0]["cause"] == "No Kafka broker answers at 127.0.0.1:1."
     assert "--bootstrap" in missing[0]["next"]

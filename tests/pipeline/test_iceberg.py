@@ -257,9 +257,9 @@ def test_a_catalog_that_is_not_described_is_refused() -> None:
     for where, words in (
         (["--catalog", ""], "Iceberg tables need a catalog"),
         (["--catalog", "postgresql://postgres@/db?host=/tmp", "--warehouse", "/lake"], "by a Unix socket"),
-        (["--catalog", "postgresql://postgres@localhost/db"], "needs a place for files"),
+        (["--catalog", "postgresql://postgres@localhost/db"], "A catalog in Postgres holds no files"),
         (["--catalog", "postgresql://postgres@127.0.0.1:1/db", "--warehouse", "/lake"], "Postgres does not answer"),
-        (["--catalog", "/lake", "--warehouse", "/files"], "holds the files, too"),
+        (["--catalog", "/lake", "--warehouse", "/files"], "also holds the files"),
     ):
         with pytest.raises(PipelineError, match=words):
             catalog.settings_of(jobs.parse(archive_job, [*given, *where]))

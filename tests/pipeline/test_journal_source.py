@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 from pyspark.sql import SparkSession
 
+from pipeline.analyze.invariants import rows_missing
 from pipeline.analyze.journal import TABLES, open_archive
 from pipeline.analyze.postgres import JdbcSource, SocketSource, Source, copy_snapshot, source_of
 from pipeline.errors import PipelineError, explain
@@ -86,6 +87,21 @@ def test_a_range_and_what_retention_took(
     assert numbers
     assert min(numbers) >= 100
     assert max(numbers) < 200
+
+
+def test_a_range_of_an_archive_ends_where_the_archive_does(
+    spark: SparkSession, database_url: str, rows: dict[str, list[Row]], tmp_path: Path
+) -> None:
+    _store(database_url, rows)
+    copied = copy_snapshot(source_of(spark, database_url, "sluice"), tmp_path, lambda line: None, from_seq=100)
+    whole = open_archive(spark, str(tmp_path))
+    assert (whole.first_seq, whole.next_seq) == copied
+    assert rows_missing(whole.between(1, 10**9)).collect() == []
+    part = whole.between(150, 200)
+    assert (part.first_seq, part.next_seq) == (150, 200)
+    assert rows_missing(part).collect() == []
+    with pytest.raises(PipelineError, match="no rows in this range: it holds 100 to"):
+        whole.between(None, 100)
 
 
 def test_retention_that_passes_the_reader_is_told(

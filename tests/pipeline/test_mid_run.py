@@ -98,7 +98,7 @@ def test_a_topic_that_is_deleted_and_made_again_ends_the_archive(
         topics.fill(gateway.bootstrap, topic, topics.records(50, 1))
         told = job.failure()
     assert "was deleted and created again" in told.cause
-    assert "Archive the new one into another table" in told.next_step
+    assert "Archive the new topic into another table" in told.next_step
     assert held(spark, out) == 30
 
 
@@ -207,7 +207,7 @@ def test_a_step_that_can_be_done_again_is_broken_off_when_a_stop_is_asked_for(sp
     said, stop = io.StringIO(), Stop()
     stop.ask()
     with (
-        pytest.raises(PipelineError, match=r"stopped before it was whole. Start it again; it begins anew"),
+        pytest.raises(PipelineError, match=r"stopped within a step. Start it again; it begins anew"),
         Ticker(spark, Progress("verify", stream=said), stop),
     ):
         spark.range(10**14).selectExpr("sum(hash(id))").collect()

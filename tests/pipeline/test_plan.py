@@ -11,7 +11,7 @@ from pipeline.archive.start import from_json, milliseconds
 from pipeline.errors import PipelineError
 from pipeline.kafka import Log
 from pipeline.replay import topics
-from pipeline.replay.plan import Done, Plan, by_key, partition_map, topic_map
+from pipeline.replay.plan import Done, Plan, by_key, partition_map, source_ranges, topic_map
 from pipeline.verify.compare import PIECE_BLOCKS, pieces, rounds, scopes, tasks
 from pipeline.verify.sums import BLOCK
 
@@ -82,14 +82,22 @@ def test_times_are_utc_unless_they_say_otherwise() -> None:
     assert (
         milliseconds("1970-01-01T00:00:01") == milliseconds("1970-01-01T01:00:01+01:00") == milliseconds("1000") == 1000
     )
-    with pytest.raises(PipelineError, match="no time"):
-        milliseconds("yesterday")
+    for text in ("yesterday", "--5", "²"):
+        with pytest.raises(PipelineError, match="no time"):
+            milliseconds(text)
 
 
 def test_offsets_given_as_json() -> None:
     assert from_json('{"a": {"1": 4}}', logs((2, 10), (0, 5))) == {A0: 2, A1: 4}
     with pytest.raises(PipelineError, match="not JSON"):
         from_json('{"a": 4}', logs((2, 10)))
+
+
+@pytest.mark.parametrize("offset", [-2, -1, 11])
+def test_an_offset_outside_of_its_log_is_refused(offset: int) -> None:
+    with pytest.raises(PipelineError, match="whose log ends at 10"):
+        from_json(f'{{"a": {{"0": {offset}}}}}', logs((2, 10)))
+    assert from_json('{"a": {"0": 10}}', logs((2, 10))) == {A0: 10}
 
 
 # --- verify ---------------------------------------------------------------------------------------------------------
@@ -109,7 +117,7 @@ def test_what_can_be_proved_is_what_both_hold() -> None:
     assert told[0].ranges == (Range("a", 0, 20, 50),)
     assert "offsets before 15 have been removed" in " ".join(told[0].remarks)
     assert told[1].ranges == ()
-    assert "has gone" in told[1].remarks[0]
+    assert "was deleted" in told[1].remarks[0]
 
 
 def test_a_topic_made_again_is_not_proved_and_does_not_hinder_others() -> None:
@@ -175,7 +183,7 @@ def test_maps_of_topics_and_partitions() -> None:
     assert partition_map("same") == {}
     assert partition_map("key") == partition_map("key:12") == {}
     assert (by_key("same"), by_key("0:1"), by_key("key"), by_key("key:12")) == (None, None, 0, 12)
-    for text in ("key:", "key:0", "key:x"):
+    for text in ("key:", "key:0", "key:x", "key:²"):
         with pytest.raises(PipelineError, match="names no number of partitions"):
             by_key(text)
     for text in ("a", "x=b", "a=b,c=b"):
@@ -204,6 +212,38 @@ def test_a_created_target_keeps_a_retention_that_cannot_expire_records() -> None
     assert topics.targets(a_plan(), [A0], compacted, {})[0].settings == compacted["a"]
     (given,) = topics.targets(a_plan(), [A0], sources, {"retention.ms": "5"})
     assert given.settings == {"retention.ms": "5", "retention.bytes": "-1"}
+
+
+def test_a_created_target_takes_old_timestamps_as_they_are() -> None:
+    own = {"message.timestamp.type": "LogAppendTime", "message.timestamp.before.max.ms": "3600000", "segment.ms": "5"}
+    (kept,) = topics.targets(a_plan(), [A0], {"a": own}, {})
+    assert kept.settings == {
+        "message.timestamp.type": "CreateTime", "segment.ms": "5", "retention.ms": "-1", "retention.bytes": "-1",
+    }  # fmt: skip
+    (new,) = topics.targets(a_plan(timestamps="now"), [A0], {"a": own}, {})
+    assert new.settings == own
+
+
+def test_a_target_that_replaces_kept_timestamps_is_refused() -> None:
+    topics.check_timestamps("b", {})
+    topics.check_timestamps("b", {"message.timestamp.type": "CreateTime"})
+    with pytest.raises(PipelineError, match="would replace the timestamps"):
+        topics.check_timestamps("b", {"message.timestamp.type": "LogAppendTime"})
+
+
+def test_a_given_retention_must_be_a_number() -> None:
+    topics.check_given({"retention.ms": "-1", "retention.bytes": "5000", "cleanup.policy": "delete"})
+    with pytest.raises(PipelineError, match=r"retention\.ms=7d is no whole number"):
+        topics.check_given({"retention.ms": "7d"})
+
+
+def test_the_offsets_to_replay_are_those_between_from_and_until() -> None:
+    progress = Progress(1, "run", {"a": "i", "b": "j"}, {A0: 5, A1: 0, ("b", 0): 0}, {A0: 50, A1: 20, ("b", 0): 9})
+    assert source_ranges(progress, {"a"}, {}, {}) == [Range("a", 0, 5, 50), Range("a", 1, 0, 20)]
+    assert source_ranges(progress, {"a"}, {A0: 30, A1: 30, ("b", 0): 4}, {A0: 99}) == [Range("a", 0, 30, 50)]
+    for first, until in (({("x", 0): 3}, {}), ({}, {("a", 2): 3})):
+        with pytest.raises(PipelineError, match="which the archive does not hold"):
+            source_ranges(progress, {"a"}, first, until)
 
 
 def test_the_partitions_of_a_created_target_follow_the_map() -> None:

@@ -185,7 +185,7 @@ def test_what_was_removed_before_it_was_archived_stops_the_job_or_is_named(
     assert held(spark, out) == 27
     proof = jobs.verify(spark, gateway.bootstrap, out)
     assert proof.code == 0
-    assert "offsets 20 to 32 had gone before they were archived" in proof.words
+    assert "offsets 20 to 32 were removed from the topic before they were archived" in proof.words
     assert "offsets before 33 have been removed from the topic" in proof.words
     assert proof.events("proved")[0]["offsets"] == 7
 

@@ -30,10 +30,11 @@ from pipeline.archive.typed import (
 from pipeline.compact.transforms import worth_compacting
 from pipeline.errors import PipelineError
 from pipeline.partitioners import murmur2
+from pipeline.replay import compare
 from pipeline.replay.plan import Plan
 from pipeline.replay.transforms import in_order, select_records, summary, translate, with_targets
 from pipeline.schema import DATA, HEADERS, OFFSET_MAP, RECORD, RESCUED, conform
-from pipeline.verify.compare import unclaimed, unequal_blocks, unequal_ranges, unequal_records
+from pipeline.verify.compare import unclaimed, unequal_blocks, unequal_offsets, unequal_ranges
 from pipeline.verify.sums import BLOCK, BLOCK_SUMS, COLUMNS, block_sums, bytes_sum, headers_sum, record_sums, time_sum
 from pipeline.verify.topic import Chunk, _add
 
@@ -434,20 +435,20 @@ def test_a_block_that_the_topic_side_summed_in_two_pieces_is_one(spark: SparkSes
 def test_differences_are_named_record_by_record(spark: SparkSession) -> None:
     topic = sums_of(spark, [record(1), record(2), record(3), record(4)])
     archive = sums_of(spark, [record(1), record(3, b"x"), record(4), record(4), record(5)])
-    found = {row.offset: row.what for row in unequal_records(archive, topic).collect()}
+    found = {row.offset: row.what for row in unequal_offsets(archive, topic).collect()}
     assert found == {
         2: "the archive does not hold it, the topic does",
         3: "its value is another in the archive than in the topic",
         4: "the archive holds it more than once",
         5: "the topic does not hold it, the archive does",
     }
-    assert {row.offset for row in unequal_records(archive, topic, compacted=True).collect()} == {2, 3, 4}
+    assert {row.offset for row in unequal_offsets(archive, topic, compacted=True).collect()} == {2, 3, 4}
 
 
 def test_differences_of_consecutive_offsets_are_one_range(spark: SparkSession) -> None:
     topic = sums_of(spark, [record(offset) for offset in range(20)])
     archive = sums_of(spark, [record(offset) for offset in range(20) if offset != 2 and not 5 <= offset < 15])
-    found = unequal_ranges(unequal_records(archive, topic)).orderBy("first").collect()
+    found = unequal_ranges(unequal_offsets(archive, topic)).orderBy("first").collect()
     assert [(row.first, row["last"], row.records) for row in found] == [(2, 2, 1), (5, 14, 10)]
 
 
@@ -538,6 +539,35 @@ def test_group_offsets_follow_the_map(spark: SparkSession) -> None:
     )
     found = {row["group"]: row.offset for row in translate(committed, offset_map).collect()}
     assert found == {**{group: target for group, (_, _, target) in cases.items()}, "both": 109}
+
+
+def targeted(spark: SparkSession, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
+    return with_targets(records_of(spark, rows), a_plan())
+
+
+def test_targets_that_differ_from_the_archive_are_named_by_source(spark: SparkSession) -> None:
+    good = [record(offset, partition=partition) for partition in (0, 1, 2) for offset in (1, 2, 3)]
+    archive = compare.expected(targeted(spark, good), keep_timestamps=True)
+    changed = [*good[:4], record(2, b"x", partition=1), *good[5:8], good[7]]
+    held = compare.expected(targeted(spark, changed), keep_timestamps=True)
+    assert compare.unequal_partitions(compare.totals(archive), compare.totals(archive)).collect() == []
+    unequal = compare.unequal_partitions(compare.totals(archive), compare.totals(held)).collect()
+    assert {tuple(row) for row in unequal} == {("b", 0), ("b", 2)}
+    found = {row.mark.rpartition("/")[0]: row.what for row in compare.unequal_marks(archive, held).collect()}
+    assert found == {
+        "a/1/2": "its value is another in the target than in the archive",
+        "a/2/2": "the target holds it more than once",
+        "a/2/3": "the target does not hold it, the archive does",
+    }
+    foreign = {row.what for row in compare.unequal_marks(held.limit(0), archive).collect()}
+    assert foreign == {"the archive does not hold it, the target does"}
+
+
+def test_sums_of_the_latest_timestamps_do_not_overflow(spark: SparkSession) -> None:
+    frame = targeted(spark, [record(offset) for offset in range(20)])
+    frame = frame.withColumn("timestamp", F.timestamp_millis(F.lit((2**63 - 1) // 1000)))
+    (row,) = compare.totals(compare.expected(frame, keep_timestamps=True)).collect()
+    assert row.records == 20
 
 
 # --- compact --------------------------------------------------------------------------------------------------------

@@ -6,10 +6,11 @@ does not say why a value is unreadable. So Python workers decode the values, an 
 
 # Spark reads the annotations of `decode` at run time, so they must not be postponed.
 from collections.abc import Mapping
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column
-from pyspark.sql.functions import arrow_udf
+from pyspark.sql.functions import arrow_udf  # pyright: ignore[reportUnknownVariableType]
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -103,4 +104,6 @@ def as_json(number: Column, payload: Column, schemas: Mapping[int, Types]) -> Co
         columns = [pa.array(texts, pa.string()), pa.array(reasons, pa.string())]
         return pa.StructArray.from_arrays(columns, ["text", "why"])
 
-    return arrow_udf(decode, "text string, why string")(number, payload)
+    # Spark's overloads know no function with a type in words.
+    make: Any = arrow_udf
+    return make(decode, "text string, why string")(number, payload)

@@ -125,8 +125,8 @@ def parse(text: str, others: Sequence[str] = (), characters: int = MAX_CHARACTER
 
 @dataclass(slots=True)
 class _Found:
-    messages: dict[str, Message] = field(default_factory=dict)
-    enums: dict[str, dict[int, str]] = field(default_factory=dict)
+    messages: dict[str, Message] = field(default_factory=dict[str, Message])
+    enums: dict[str, dict[int, str]] = field(default_factory=dict[str, dict[int, str]])
 
 
 def _resolved(name: str, message: Message, messages: Mapping[str, Message], enums: Mapping[str, object]) -> Message:

@@ -186,9 +186,9 @@ class Decoder:
 class _Held:
     """The fields of a message so far, by number: JSON of scalars, bytes of messages, JSON of maps."""
 
-    texts: dict[int, list[str]] = field(default_factory=dict)
-    messages: dict[int, list[bytes]] = field(default_factory=dict)
-    maps: dict[int, dict[str, str]] = field(default_factory=dict)
+    texts: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
+    messages: dict[int, list[bytes]] = field(default_factory=dict[int, list[bytes]])
+    maps: dict[int, dict[str, str]] = field(default_factory=dict[int, dict[str, str]])
 
 
 _Convert = Callable[[int | bytes], str]
