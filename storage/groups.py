@@ -39,6 +39,10 @@ class GroupStore:
         rows = await self._pool.fetch(statement("load_groups"), [stored(group_id) for group_id in group_ids])
         return {record.group_id: record async for record in _groups(rows)}
 
+    async def shards_with_groups(self, shards: Sequence[int]) -> set[int]:
+        """Return those of the shards that have a group."""
+        return {row["shard"] for row in await self._pool.fetch(statement("shards_with_groups"), list(shards))}
+
     async def load_shard(self, shard: int) -> list[GroupRecord]:
         """Load all groups of the shard that have members; otherwise as `load`."""
         return [record async for record in _groups(await self._pool.fetch(statement("load_shard"), shard))]

@@ -38,6 +38,9 @@ sooner, and commits do not queue at the disk."""
 MEMORY = Path("/dev/shm")
 SERVER_BYTES = 4 * 1024 * 1024 * 1024
 """Room for the databases of all workers and for the log of the server."""
+LOGGED, COPIED = "WAL_LOG", "FILE_COPY"
+"""How Postgres copies a template: page by page through its buffers and its log, or by copies of the files between two
+checkpoints. Without syncs a checkpoint is cheap, and copies of the files take half the CPU."""
 CONNECTIONS = 400
 """Enough for several workers, each with gateways that hold some thirty connections."""
 
@@ -65,8 +68,15 @@ class LoopThread:
 class Databases:
     """Create and drop databases on one server. `description` says which server that is."""
 
-    def __init__(self, loop: LoopThread, url: str, description: str, template: str | None = None) -> None:
+    def __init__(
+        self, loop: LoopThread, url: str, description: str, *, template: str | None = None, strategy: str = LOGGED
+    ) -> None:
+        """`strategy` is how Postgres copies the template: LOGGED or COPIED."""
         self.description = description
+        self._strategy = strategy
+        self._creation: Any = None
+        """The connection that creates databases, once one is created."""
+        self._creating = asyncio.Lock()
         self._loop = loop
         self._url = url
         self._prefix = f"sluice_test_{uuid.uuid4().hex[:8]}"
@@ -78,7 +88,12 @@ class Databases:
     def shared(self) -> dict[str, str]:
         """Return the arguments that `shared_databases` needs in another process."""
         assert self._template is not None, "the template was not made"
-        return {"url": self._url, "description": self.description, "template": self._template}
+        return {
+            "url": self._url,
+            "description": self.description,
+            "template": self._template,
+            "strategy": self._strategy,
+        }
 
     def make_template(self, fill: Callable[[str], Coroutine[Any, Any, object]]) -> None:
         """Create the database that later ones copy; `fill` is given its URL and must leave no connection open."""
@@ -90,7 +105,7 @@ class Databases:
         self._count += 1
         name = f"{self._prefix}_{self._count}"
         source = "template1" if empty or self._template is None else self._template
-        self._loop.run(self._execute(f'CREATE DATABASE "{name}" TEMPLATE "{source}"'))
+        self._loop.run(self._create(f'CREATE DATABASE "{name}" TEMPLATE "{source}" STRATEGY {self._strategy}'))
         return _with_database(self._url, name)
 
     def drop(self, url: str) -> None:
@@ -102,6 +117,17 @@ class Databases:
             self.drop(_with_database(self._url, self._template))
         for drop in self._drops:
             drop.result(CALL_SECONDS)
+        self._loop.run(self._end_creation())
+
+    async def _create(self, statement: str) -> None:
+        async with self._creating:
+            if self._creation is None:
+                self._creation = await asyncpg.connect(self._url)
+            await self._creation.execute(statement)
+
+    async def _end_creation(self) -> None:
+        if self._creation is not None:
+            await self._creation.close()
 
     async def _execute(self, statement: str) -> None:
         connection = await asyncpg.connect(self._url)
@@ -117,40 +143,40 @@ def databases() -> Iterator[Databases]:
     with contextlib.ExitStack() as stack:
         loop = LoopThread()
         stack.callback(loop.close)
-        url, description = _server(loop, stack)
-        made = Databases(loop, url, description)
+        url, description, strategy = _server(loop, stack)
+        made = Databases(loop, url, description, strategy=strategy)
         stack.callback(made.close)
         yield made
 
 
 @contextlib.contextmanager
-def shared_databases(url: str, description: str, template: str) -> Iterator[Databases]:
+def shared_databases(url: str, description: str, template: str, strategy: str) -> Iterator[Databases]:
     """Databases on the server of another process, which has made the template."""
     with contextlib.ExitStack() as stack:
         loop = LoopThread()
         stack.callback(loop.close)
-        made = Databases(loop, url, description, template)
+        made = Databases(loop, url, description, template=template, strategy=strategy)
         stack.callback(made.close)
         yield made
 
 
-def _server(loop: LoopThread, stack: contextlib.ExitStack) -> tuple[str, str]:
+def _server(loop: LoopThread, stack: contextlib.ExitStack) -> tuple[str, str, str]:
     given = os.environ.get(ENVIRONMENT_VARIABLE)
     if given:
-        return given, f"given by {ENVIRONMENT_VARIABLE}"
+        return given, f"given by {ENVIRONMENT_VARIABLE}", LOGGED
     programs = os.environ.get(PROGRAMS_VARIABLE)
     if programs:
         from tests.installed_postgres import installed_postgres
 
-        return stack.enter_context(installed_postgres(Path(programs))), f"that of {programs}"
+        return stack.enter_context(installed_postgres(Path(programs))), f"that of {programs}", COPIED
     contained = _container(stack)
     if contained is not None:
-        return contained, f"a container of {CONTAINER_IMAGE}"
+        return contained, f"a container of {CONTAINER_IMAGE}", LOGGED
     directory = stack.enter_context(short_directory(in_memory(SERVER_BYTES)))
     server = EmbeddedPostgres(directory, CONNECTIONS, settings=SETTINGS)
     url = loop.run(server.start())
     stack.callback(lambda: loop.run(server.stop()))
-    return url, "embedded"
+    return url, "embedded", COPIED
 
 
 def _container(stack: contextlib.ExitStack) -> str | None:

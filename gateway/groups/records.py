@@ -17,7 +17,7 @@ from typing import TypeVar
 import structlog
 
 from gateway.cluster.clock import wall_ms
-from gateway.cluster.leases import shard_of
+from gateway.cluster.leases import SHARDS, shard_of
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import Document, Machines, StoredGroup
 from gateway.coordinator.settings import Settings
@@ -67,6 +67,7 @@ class GroupRecords:
         self._loads: Gatherer[str, GroupRecord | None] = Gatherer(
             "group reader", self._load, max_size=MAX_GROUPS_PER_READ
         )
+        self._shards: Gatherer[int, bool] = Gatherer("shard reader", self._have_groups, max_size=SHARDS)
         self._waiting = asyncio.Semaphore(MAX_WAITING_WRITES)
         self._loop = asyncio.get_running_loop()
 
@@ -98,11 +99,16 @@ class GroupRecords:
         return await self._patiently(lambda: self._loads.submit(group_id), wanted, group_id=group_id)
 
     async def read_shard(self, shard: int, wanted: Wanted) -> Sequence[GroupRecord]:
-        """Read all groups of the shard that have members. Retry until no caller waits any more."""
+        """Read all groups of the shard that have members. Retry until no caller waits any more.
+
+        A node acquires many shards at once, and most of them have no group. One statement finds those that have.
+        """
+
+        async def load() -> Sequence[GroupRecord]:
+            return await self._store.load_shard(shard) if await self._shards.submit(shard) else ()
+
         await self._written([group_id for group_id in self._writes if shard_of(group_id) == shard])
-        return await self._patiently(
-            lambda: self._store.load_shard(shard), wanted, patience_ms=math.inf, all_of_shard=shard
-        )
+        return await self._patiently(load, wanted, patience_ms=math.inf, all_of_shard=shard)
 
     async def list(self) -> list[tuple[str, str, str | None, str]]:
         """(group id, group type, protocol type, state) of every group of the cluster; tried once."""
@@ -177,6 +183,10 @@ class GroupRecords:
     async def _load(self, group_ids: Sequence[str]) -> Sequence[GroupRecord | None]:
         records = await self._store.load(group_ids)
         return [records.get(group_id) for group_id in group_ids]
+
+    async def _have_groups(self, shards: Sequence[int]) -> Sequence[bool]:
+        occupied = await self._store.shards_with_groups(shards)
+        return [shard in occupied for shard in shards]
 
     # --- order and patience -------------------------------------------------------------------------------------
 

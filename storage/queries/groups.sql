@@ -21,6 +21,11 @@ from consumer_group g left join group_member m using (group_id)
 where g.group_id = any ($1)
 order by g.group_id;
 
+-- name: shards_with_groups
+-- Those of the shards $1 that have a group.
+select asked.shard from unnest($1::integer[]) as asked (shard)
+where exists (select from consumer_group g where g.shard = asked.shard);
+
 -- name: load_shard
 -- The same for every group of a shard that has members.
 with waited_for as (

@@ -169,6 +169,7 @@ async def test_groups_are_listed_and_loaded_by_shard(groups: GroupStore, leases:
     await save(groups, two, leases[2])
     await save(groups, one, leases[2])
     assert [record.group_id for record in await groups.load_shard(2)] == ["one"], "those with members"
+    assert await groups.shards_with_groups([0, 1, 2]) == {2}
     assert await groups.list() == [("one", "classic", "consumer", "Stable"), ("two", "consumer", None, "Empty")]
     assert await groups.load(["three"]) == {}
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from gateway.cluster.leases import SHARDS
 from gateway.coordinator.classic.model import Group, GroupState
 from gateway.coordinator.consumer.model import ConsumerGroupHeartbeat, ConsumerGroupHeartbeatReply
 from gateway.coordinator.facts import (
@@ -34,7 +35,7 @@ from gateway.groups.runtime import Bounds
 from gateway.operate.logs import REQUEST
 from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode, KafkaError
-from storage.types import GroupChange, Saved
+from storage.types import GroupChange, GroupRecord, Saved
 from tests.gateway.group_node import QUICK, GroupNode, group_node, locked_group, reply_of, settle, write_is_waiting
 from tests.steps.waiting import until
 
@@ -486,6 +487,24 @@ async def test_a_write_of_a_lapsed_lease_is_seen_by_the_reading_of_its_shard(
     gate.open()
     await until(lambda: not node.groups.shards_loading)
     assert (await classic_group(node)).generation_id == 2
+
+
+async def test_only_shards_that_have_groups_are_read(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    await settle(node.member(G, "c1"))
+    asked: list[int] = []
+    load_shard = node.store.load_shard
+
+    async def noted(shard: int) -> list[GroupRecord]:
+        asked.append(shard)
+        return await load_shard(shard)
+
+    monkeypatch.setattr(node.store, "load_shard", noted)
+    await node.database.hot.fetch("update coordinator_lease set lease_epoch = lease_epoch + 1")
+    await node.leases.renew()
+    assert len(node.groups.shards_loading) == SHARDS
+    await until(lambda: not node.groups.shards_loading)
+    assert asked == [node.leases.shard_of(G)]
+    assert node.groups.group_ids() == [G]
 
 
 async def test_late_fenced_write_does_not_affect_the_next_lease(
