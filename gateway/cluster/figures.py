@@ -76,7 +76,7 @@ class NodeFigures:
         return {**heard, own_id: self.own()}
 
     async def _wait_for(self, others: set[int], asked_s: float) -> None:
-        # Do not answer again so soon: all consoles received the answer that another console asked for.
+        # Older answers count, too: a node that has just answered another console does not answer again.
         since_s = asked_s - PAUSE_S
         try:
             async with asyncio.timeout(WAIT_S):
