@@ -470,7 +470,8 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
                 self._settle(slot, taken, event)
 
     def _settle(self, slot: Slot[GroupT], taken: Step[GroupT], event: Event) -> Reply | None:
-        """Take over the step's group and send its replies. Return the reply to `event` if that request is not parked."""
+        """Take over the step's group and send its replies. Return the reply to `event` if that request is not
+        parked."""
         before, slot.group = slot.group, taken.group
         if taken.facts:
             slot.unstored.note(taken.facts)
