@@ -115,7 +115,7 @@ class Bounds:
     mailbox: int = 20_000
     """Requests that wait in one group."""
     remembered: int = 100_000
-    """Members of dropped groups whose newest connections are remembered."""
+    """Members of dropped groups whose newest connection numbers are remembered."""
 
 
 BOUNDS = Bounds()
@@ -536,7 +536,8 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
 
     @contextmanager
     def _or_dropped(self, slot: Slot[GroupT]) -> Generator[None, None, None]:
-        """Drop the slot if the block raises, so that a bug in one group does not leave its clients without an answer."""
+        """Drop the slot if the block raises, so that a bug in one group does not leave its clients without an
+        answer."""
         whole = False
         try:
             yield
