@@ -175,7 +175,7 @@ def groups_read_what_the_log_holds(consumed: Iterable[Consumed | Delivered], log
 def owners_never_overlap(
     changes: Iterable[OwnerChanged], groups: Collection[str], removed: Collection[tuple[str, str]]
 ) -> list[str]:
-    """Check that a member owns a partition from its assignment until it revokes it, and no other member owns it in between.
+    """Check that no other member owns a partition between a member's assignment and its revocation.
 
     `removed` has group and member of those that the coordinator removed because they were silent. Such a member learns
     of it late, so its intervals do not count.
@@ -256,7 +256,8 @@ def numbers_never_fall(
 
 
 def settled_records_stay_settled(deliveries: Iterable[Delivered], settled: Iterable[Settled]) -> list[str]:
-    """Check that a share group delivers no record again that a member has accepted or rejected, and only one member can do so.
+    """Check that a record which a member of a share group has accepted or rejected is not delivered again, and that no
+    second member accepts or rejects it.
 
     A member may still hand out what it fetched before, if its acquisition ended in the meantime. Such a delivery has no
     higher count than the settled one, and the client hands it out within STALE_S.
