@@ -68,8 +68,8 @@ async def seconds_until_known(client: WireClient, topic: str, partitions: int, w
 def test_a_topic_that_one_node_created_is_usable_through_another_at_once(
     gateway_factory: GatewayFactory, database_url: str
 ) -> None:
-    """A thousand of a thousand writes succeed. The client does not wait until a topic is known, and the node receives
-    no notification."""
+    """Point 18 of the acceptance list: a thousand of a thousand writes succeed. The client waits for no topic to become
+    known, and the node receives no notification."""
     settings = {"auto.create.topics.enable": "false", **NO_TICK}
     a = gateway_factory(settings, database_url=database_url)
     with proxied(database_url) as proxy:
@@ -162,7 +162,8 @@ async def test_a_change_without_notification_is_known_after_an_interval(
 
 
 async def test_no_change_is_missed_while_a_listening_session_is_replaced(cluster: Cluster, database_url: str) -> None:
-    """While no session listens, changes are committed. The node looks for them as soon as a session listens again."""
+    """Point 39 of the acceptance list: while no session listens, changes are committed. The node looks for them as soon
+    as a session listens again."""
     nodes = cluster(2, **NO_TICK)
     postgres = await asyncpg.connect(database_url)
     try:
@@ -183,6 +184,7 @@ async def test_no_change_is_missed_while_a_listening_session_is_replaced(cluster
 
 
 async def test_a_node_that_starts_late_serves_every_topic_at_its_first_request(cluster: Cluster) -> None:
+    """Point 40 of the acceptance list."""
     (early,) = cluster(1)
     names = [fresh("early") for _ in range(60)]
     async with connected([early]) as (client,):
@@ -210,7 +212,8 @@ async def test_a_node_that_starts_late_serves_every_topic_at_its_first_request(c
 
 
 async def test_a_topic_that_is_created_again_holds_no_record_of_its_predecessor(cluster: Cluster) -> None:
-    """Producers on both nodes never stop while the topic is deleted and created again."""
+    """Point 41 of the acceptance list: producers on both nodes never stop while the topic is deleted and created
+    again."""
     nodes = cluster(2)
     topic = fresh("again")
     sent_s: dict[bytes, float] = {}
@@ -281,6 +284,7 @@ async def refused(client: WireClient, topic_id: uuid.UUID) -> None:
 
 @pytest.mark.parametrize("kind", ["eager", "cooperative", "consumer"])
 def test_partitions_that_another_node_adds_are_assigned(cluster: Cluster, kind: str) -> None:
+    """Point 48 of the acceptance list."""
     a, b = nodes = cluster(2)
     topic, group = create_topic(a.bootstrap, PARTITIONS), group_coordinated_by(a, nodes)
     board = Scoreboard()
@@ -300,7 +304,7 @@ def test_partitions_that_another_node_adds_are_assigned(cluster: Cluster, kind: 
 
 @pytest.mark.parametrize("kind", ["eager", "cooperative", "consumer"])
 def test_work_is_drained_if_another_node_served_the_records(cluster: Cluster, kind: str) -> None:
-    """The coordinator has served none of the fetches whose commits it waits for."""
+    """Point 37 of the acceptance list: the coordinator has served none of the fetches whose commits it waits for."""
     a, b = nodes = cluster(2)
     group, topic = group_coordinated_by(a, nodes), topic_led_by(b)
     board = Scoreboard()
@@ -334,7 +338,8 @@ def test_work_is_drained_if_another_node_served_the_records(cluster: Cluster, ki
     ("kind", "end"), [("cooperative", "commits"), ("consumer", "commits"), ("eager", "says nothing")]
 )
 def test_work_is_drained_though_the_node_that_served_it_is_lost(cluster: Cluster, kind: str, end: str) -> None:
-    """A member that gains a partition waits for the old owner's commit, but not beyond the handoff's timeout."""
+    """Point 37 of the acceptance list: a member that gains a partition waits for the old owner's commit. It waits no
+    longer than that or the handoff's timeout."""
     a, b = nodes = cluster(2)
     group, topic = group_coordinated_by(a, nodes), topic_led_by(b)
     board = Scoreboard()
@@ -388,7 +393,7 @@ def topic_led_by(node: GatewayProcess) -> str:
 
 
 def test_offsets_of_a_deleted_group_are_gone_on_every_node(cluster: Cluster) -> None:
-    """A group that is created again under the same name inherits nothing."""
+    """Point 49 of the acceptance list: a group that is created again under the same name inherits nothing."""
     a, b = nodes = cluster(2)
     topic = create_topic(a.bootstrap, 2)
     places = [TopicPartition(topic, index) for index in range(2)]
@@ -409,7 +414,7 @@ def test_offsets_of_a_deleted_group_are_gone_on_every_node(cluster: Cluster) -> 
 
 
 async def test_queries_of_an_idle_cluster_do_not_grow_with_what_it_holds(cluster: Cluster, database_url: str) -> None:
-    """Nodes send no query per partition, per group or per parked fetch."""
+    """Point 44 of the acceptance list: no query per partition, per group or per parked fetch."""
     nodes = cluster(2)
     postgres = await asyncpg.connect(database_url)
 

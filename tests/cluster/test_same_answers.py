@@ -292,7 +292,7 @@ async def test_committed_offsets_are_returned_by_the_coordinator_alone(scene: Sc
 
 @pytest.mark.parametrize("version", [7, 8])
 async def test_offset_fetch_at_another_node_names_the_partitions_of_a_consumer(scene: Scene, version: int) -> None:
-    """librdkafka never reads a partition again if its OffsetFetch failed and the answer does not name the partition."""
+    """librdkafka never reads a partition again whose OffsetFetch failed and whose name is not in the answer."""
     group, owner = next(iter(scene.groups.items()))
     asked = (OffsetFetchRequestTopic(name="any", partition_indexes=(0, 3)),)
     several = (OffsetFetchRequestTopics(name="any", partition_indexes=(0, 3)),)

@@ -31,8 +31,8 @@ async def begin(clients: list[WireClient], group_id: str, topic: str) -> int:
 
 
 async def test_a_reset_through_one_node_is_seen_by_the_leader(cluster: Cluster) -> None:
-    """Coordination of these groups is spread over both nodes, and one node leads all partitions. So some resets come
-    from the other node."""
+    """Coordination of these groups is spread over both nodes and one of them leads, so some resets come from the
+    other."""
     nodes = cluster(2)
     clients = [await WireClient.connect(node.bootstrap) for node in nodes]
     try:

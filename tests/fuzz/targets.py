@@ -44,7 +44,7 @@ CRC_AT, CRC_BEGINS_AT = 17, 21
 
 
 def frames(data: bytes) -> None:
-    """The frames of a connection are the same, however its bytes are cut."""
+    """Frames are the same, however the bytes of a connection are cut."""
     splitter = FrameSplitter(MAX_FRAME_BYTES, bytearray(64))
     found: list[bytes] = []
     position = 0

@@ -165,7 +165,7 @@ class Writers:
                 connection = None
             except asyncpg.PostgresError as error:
                 self._findings.broke("a writer meets only deadlocks and cuts", repr(error))
-            await asyncio.sleep(chance.uniform(0, 2 * PACE_S))  # the pause between two transactions of a writer
+            await asyncio.sleep(chance.uniform(0, 2 * PACE_S))  # the pace of a writer
         if connection is not None:
             await connection.close()
 
@@ -526,7 +526,7 @@ class Summing:
         other = await connect(self._url, "door observer")
         try:
             changed = "select generation_id <> $2 from sluice.consumer_group where group_id = $1"
-            with contextlib.suppress(TimeoutError):  # the rest of the group may be unable to continue, too
+            with contextlib.suppress(TimeoutError):  # the rest of the group may be unable to go on, too
                 await _until(lambda: other.fetchval(changed, GROUP, generation), HELD_S)
         finally:
             other.terminate()
