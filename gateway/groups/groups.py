@@ -108,6 +108,11 @@ class Groups(Runtime[AnyGroup, Settings, GroupRecord]):
                 listed[slot.group_id] = summary
         return list(listed.values())
 
+    async def ids(self) -> set[str]:
+        """Return the id of every group: of stored ones even without their lease, and of ids in memory even if their
+        group is still being read and may not exist. Raises StorageUnavailable."""
+        return {group_id async for group_id, *_ in in_pieces(await self._stored.get())} | set(self.group_ids())
+
     def in_use(self, shard: int) -> list[Summary]:
         """Groups of the shard with members or pending ids, as last settled: what offset expiry must know beyond what is
         stored (which topics a Stable group reads, that a rebalance is under way)."""
