@@ -86,13 +86,13 @@ async def test_topics_appear_and_disappear_on_every_node_within_a_moment(cluster
                 answer = await client.send(MetadataRequest(topics=None), 9)
                 assert topic in {found.name for found in answer.topics}
             took.append(time.monotonic() - started)
-            waiting = clients[1].send_nowait(fetch(topic, 0), 11)
+            waiting = clients[1].send_nowait(fetch(topic, 0, max_wait_ms=60_000), 11)
             await asyncio.sleep(0.02)
             started = time.monotonic()
             await clients[0].send(DeleteTopicsRequest(topic_names=(topic,)), 5)
             ended = await waiting
             assert ended.responses[0].partitions[0].error_code == 3
-            assert time.monotonic() - started < 1.0, "a long poll on a deleted topic ends"
+            assert time.monotonic() - started < 30.0, "a long poll on a deleted topic ends"
     finally:
         for client in clients:
             await client.close()

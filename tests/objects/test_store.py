@@ -64,7 +64,7 @@ async def test_an_unavailable_store_is_reported_in_time_and_recovers(
     begun = time.monotonic()
     outcomes = await asyncio.gather(*(store.load(1, [(0, 7)], len) for _ in range(50)), return_exceptions=True)
     assert {type(outcome) for outcome in outcomes} == {StoreAwayError}
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 30, "one after the other they would take 100 s"
     met = road.requests
     with pytest.raises(StoreAwayError) as told:
         await store.load(1, [(0, 7)], len)

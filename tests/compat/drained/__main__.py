@@ -37,7 +37,7 @@ ROUNDS = 20
 HANDOFF_MS = 300_000
 """How long a handoff may wait: longer than a scenario, so that no slow machine forces one. `_forced` counts those that
 were."""
-SCRAPE_SECONDS = 10.0
+SCRAPE_SECONDS = 60.0
 VERSION_SECONDS = 60.0
 BETWEEN_GENERATIONS = frozenset(
     {KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH}

@@ -410,15 +410,15 @@ async def test_a_slow_reader_is_not_a_stalled_one() -> None:
 
 async def test_a_muted_connection_starts_nothing_until_its_time() -> None:
     async with node() as served:
-        served.words.mute_s = 1.0
+        served.words.mute_s = 3.0
         peer = await served.connect()
         loop = asyncio.get_running_loop()
         before = loop.time()
         peer.send(b"-mute:1", b"-echo:2", b"-echo:3")
         assert await peer.answer() == b"-mute:1"
-        assert loop.time() - before < 0.9, "its own answer is not delayed (KIP-219)"
+        assert loop.time() - before < 2.9, "its own answer is not delayed (KIP-219)"
         assert await peer.answers(2) == [b"-echo:2", b"-echo:3"]
-        assert loop.time() - before >= 0.99, "uvloop counts whole milliseconds"
+        assert loop.time() - before >= 2.99, "uvloop counts whole milliseconds"
 
 
 async def test_requests_before_a_frame_of_an_impossible_size_are_answered() -> None:
@@ -481,7 +481,7 @@ async def test_handshakes_count_as_connections_of_their_address(tmp_path: Path) 
         # These two connect and send nothing, so their handshakes do not end.
         silent = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(2)]
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        assert await asyncio.wait_for(reader.read(1), 5) == b"", "the third is refused"
+        assert await asyncio.wait_for(reader.read(1), 30) == b"", "the third is refused"
         writer.close()
         assert served.closed_for("max_connections_per_ip") == 1
         for _, writer in silent:
@@ -497,7 +497,7 @@ async def test_handshakes_count_as_connections_of_their_address(tmp_path: Path) 
         assert await peer.answer() == b"-echo:1"
         await asyncio.open_connection("127.0.0.1", served.port)
         reader, _ = await asyncio.open_connection("127.0.0.1", served.port)
-        assert await asyncio.wait_for(reader.read(1), 5) == b"", "a connection and a handshake are two"
+        assert await asyncio.wait_for(reader.read(1), 30) == b"", "a connection and a handshake are two"
     finally:
         await served.server.close()
 
