@@ -61,8 +61,8 @@ type TransactionalClient interface {
 const (
 	// nothingFor is how long a reader that must see nothing is watched.
 	nothingFor         = 1500 * time.Millisecond
-	readLimit          = 10 * time.Second
-	joinLimit          = 20 * time.Second
+	readLimit          = 45 * time.Second
+	joinLimit          = 30 * time.Second
 	transactionTimeout = time.Minute
 	shortTimeout       = 2 * time.Second
 	// abortLimit: Kafka looks for transactions that have timed out every ten seconds.
@@ -75,7 +75,7 @@ const (
 func TransactionScenarios(open func(*T) TransactionalClient) []Scenario {
 	scenario := func(name string, run func(*T, TransactionalClient)) Scenario {
 		return Scenario{
-			Name: "transactions." + name, Limit: 90 * time.Second, Run: func(t *T) { run(t, open(t)) },
+			Name: "transactions." + name, Limit: 120 * time.Second, Run: func(t *T) { run(t, open(t)) },
 		}
 	}
 	return []Scenario{

@@ -99,7 +99,7 @@ scenario('groups.leave', async run => {
 scenario('groups.crash', async run => {
   const { view, feed, first, second, all } = await pair(run, { spawned: true, redeliveryAllowed: true })
   await second.kill()
-  await view.waitSettled(['c1'], all, SESSION_MS + 15_000)
+  await view.waitSettled(['c1'], all, SESSION_MS + 40_000)
   await feed.stop()
   await view.waitCaughtUp()
   await first.stop()
@@ -109,7 +109,7 @@ scenario('groups.crash-half-open', async run => {
   // The stopped process keeps its connections. When it goes on it finds itself expelled, and joins again.
   const { view, feed, first, second, all } = await pair(run, { spawned: true, redeliveryAllowed: true })
   await second.freeze()
-  await view.waitSettled(['c1'], all, SESSION_MS + 15_000)
+  await view.waitSettled(['c1'], all, SESSION_MS + 40_000)
   const rounds = view.rounds.get('c2')
   second.thaw()
   await view.waitFor(() => view.rounds.get('c2') > rounds, 'the stopped member has joined again')

@@ -137,7 +137,7 @@ def crash(run: Run) -> None:
     view.wait_settled({"c1", "c2"}, all_of(topic, PARTITIONS))
     view.wait_for(lambda: view.delivered_by["c2"] > 10, "the victim reads")
     victim.kill()
-    view.wait_settled({"c1"}, all_of(topic, PARTITIONS), SESSION_SECONDS + 15)
+    view.wait_settled({"c1"}, all_of(topic, PARTITIONS), SESSION_SECONDS + 40)
     feed.stop()
     view.wait_caught_up()
     survivor.stop()
@@ -157,7 +157,7 @@ def crash_half_open(run: Run) -> None:
     view.wait_settled({"c1", "c2"}, all_of(topic, PARTITIONS))
     view.wait_for(lambda: view.delivered_by["c2"] > 10, "the victim reads")
     victim.freeze()
-    view.wait_settled({"c1"}, all_of(topic, PARTITIONS), SESSION_SECONDS + 15)
+    view.wait_settled({"c1"}, all_of(topic, PARTITIONS), SESSION_SECONDS + 40)
     rounds = view.rounds["c2"]
     victim.thaw()
     view.wait_for(lambda: view.rounds["c2"] > rounds, "the victim has joined again")

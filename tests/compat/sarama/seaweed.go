@@ -23,7 +23,7 @@ var seaweedVersions = []struct {
 }
 
 // seaweedReady is how long those tests give a group to settle.
-const seaweedReady = 20 * time.Second
+const seaweedReady = 45 * time.Second
 
 func seaweedScenarios() []compat.Scenario {
 	scenarios := []struct {

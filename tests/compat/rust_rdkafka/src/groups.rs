@@ -181,7 +181,7 @@ fn leave(run: &mut Run, callback: Callback) -> Result {
 fn crash(run: &mut Run, callback: Callback) -> Result {
     let mut pair = pair(run, callback, true, SESSION, |run, options| run.spawn(options))?;
     pair.second.kill();
-    pair.view.wait_settled_within(&["c1"], &pair.all, SESSION + Duration::from_secs(15))?;
+    pair.view.wait_settled_within(&["c1"], &pair.all, SESSION + Duration::from_secs(40))?;
     pair.feed.stop()?;
     pair.view.wait_caught_up()?;
     pair.first.stop();
@@ -193,7 +193,7 @@ fn crash(run: &mut Run, callback: Callback) -> Result {
 fn crash_half_open(run: &mut Run, callback: Callback) -> Result {
     let mut pair = pair(run, callback, true, SESSION, |run, options| run.spawn(options))?;
     pair.second.freeze()?;
-    pair.view.wait_settled_within(&["c1"], &pair.all, SESSION + Duration::from_secs(15))?;
+    pair.view.wait_settled_within(&["c1"], &pair.all, SESSION + Duration::from_secs(40))?;
     let rounds = pair.view.rounds_of("c2");
     pair.second.thaw()?;
     pair.view.wait_for("the stopped member has joined again", SETTLE, |view| view.rounds_of("c2") > rounds)?;

@@ -13,8 +13,8 @@ use crate::scenario::{Result, Run, Scenario, ensure, fail, fresh, scenario};
 
 /// How long a reader that must see nothing is watched.
 const NOTHING: Duration = Duration::from_millis(1500);
-const READ: Duration = Duration::from_secs(10);
-const JOIN: Duration = Duration::from_secs(20);
+const READ: Duration = Duration::from_secs(45);
+const JOIN: Duration = Duration::from_secs(30);
 const TIMEOUT_MS: u64 = 2000;
 /// Kafka looks for transactions that have timed out every ten seconds.
 const ABORTED: Duration = Duration::from_secs(20);

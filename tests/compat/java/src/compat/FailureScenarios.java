@@ -8,9 +8,9 @@ import org.apache.kafka.common.TopicPartition;
 /** Members that die, members that are stopped, and a gateway that goes away. */
 final class FailureScenarios {
     private static final int PARTITIONS = GroupScenarios.PARTITIONS;
-    private static final double EXPIRY_SECONDS = Clients.SESSION_TIMEOUT_MS / 1000.0 + 15;
+    private static final double EXPIRY_SECONDS = Clients.SESSION_TIMEOUT_MS / 1000.0 + 40;
 
-    /** Also the time in which a member must join again in a rebalance, so it is longer than a slow machine's pauses. */
+    /** Also a member's time to join again in a rebalance, so it is longer than the pauses of a slow machine. */
     private static final int MAX_POLL_MS = 10_000;
 
     private FailureScenarios() {}

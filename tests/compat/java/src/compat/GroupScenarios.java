@@ -14,7 +14,7 @@ final class GroupScenarios {
     /** Less than a session: a hand-over within it came from a LeaveGroup. */
     static final double SOON_SECONDS = 4;
 
-    /** Session of members that leave. It is long, so that a slow machine cannot confuse leaving with an expired session. */
+    /** Session of members that leave: long, so that on a slow machine leaving does not look like an expired session. */
     private static final int LONG_SESSION_MS = 45_000;
 
     /** The same as SOON_SECONDS for the long session. */

@@ -38,8 +38,8 @@ final class TransactionScenarios {
     /** How long a reader that must see nothing is watched. */
     private static final double NOTHING_SECONDS = 1.5;
 
-    private static final double READ_SECONDS = 10;
-    private static final double JOIN_SECONDS = 20;
+    private static final double READ_SECONDS = 45;
+    private static final double JOIN_SECONDS = 30;
     private static final int TIMEOUT_MS = 2000;
 
     /** Kafka looks for transactions that have timed out every ten seconds. */
