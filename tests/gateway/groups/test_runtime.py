@@ -552,7 +552,7 @@ async def test_write_is_repeated_until_postgres_accepts_it(database_url: str) ->
 
 
 async def test_a_group_that_cannot_be_stored_for_long_is_given_up_and_read_again(database_url: str) -> None:
-    async with group_node(database_url, statement_timeout_ms=100, store_patience_ms=300) as node:
+    async with group_node(database_url, statement_timeout_ms=1_000, store_patience_ms=2_000) as node:
         first, second = node.member(G, "c1"), node.member(G, "c2")
         await settle(first)
         async with locked_group(database_url, G):
