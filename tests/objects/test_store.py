@@ -71,7 +71,7 @@ async def test_an_unavailable_store_is_reported_in_time_and_recovers(
     assert "\n" not in str(told.value)
     assert road.requests == met, "it is not asked again at once"
     road.set(Fault.NONE)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             try:
                 assert await store.load(1, [(0, 7)], lambda pieces: bytes(pieces[0])) == b"content"

@@ -20,7 +20,7 @@ from tests.gateway.data_plane import DataPlane, at, batch_of, data_plane, offset
 from tests.steps.waiting import turns, until
 
 LONG_MS = 30_000
-DEADLINE_S = 10.0
+DEADLINE_S = 20.0
 
 
 class Node:

@@ -53,7 +53,7 @@ async def connect(port: int, sent: bytes = b"") -> Peer:
 
 async def is_closed(peer: Peer) -> bool:
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return await peer[0].read(1) == b""
     except ConnectionError:
         return True
