@@ -73,6 +73,8 @@ class Members:
         that a client joins while the node still reads it. Either would be there again a moment later. Raise KafkaError
         if a group cannot be deleted in time.
         """
+        if not self._groups.begun:
+            return  # No client has looked for a coordinator, so no client has joined a group.
         deadline = time.monotonic() + timeout_s
         left = sorted(await self._groups.ids())
         while left:
