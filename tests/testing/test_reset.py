@@ -40,8 +40,10 @@ class Deletions:
 
 
 async def test_reset_waits_for_the_lease_of_a_group_and_then_deletes_it(node: GroupNode) -> None:
-    await settle(node.member(G, "c1"))
+    member = node.member(G, "c1")
+    await settle(member)
     node.lease_clock.seconds += 3600
+    assert await member.beat() is ErrorCode.NOT_COORDINATOR
     assert await node.groups.list() == []
     delete = Deletions(node)
     reset = asyncio.create_task(Members(node.groups).delete_groups(delete, PATIENCE_S))
