@@ -56,8 +56,8 @@ class Holdings:
         self._waiting: dict[Waiter, None] = {}
         self._arriving_bytes = 0
         self._filled_bytes = 0
-        """The same, but no more of an address than its bound. So the request that it may read on fills no room of
-        others."""
+        """Sum of the arriving bytes of all addresses, with each address counted only up to its bound. A request that
+        may read on beyond this bound therefore uses no room of other addresses."""
         self._reader: Reader | None = None
         """The connection that may read on although the node is full."""
         self._origins: dict[str, _Origin] = {}
@@ -168,7 +168,7 @@ class Holdings:
             self._let_read_on(list(self._origins.values()))
 
     def _let_go_on(self) -> None:
-        # Each at most once: a connection that finds too little room waits again, behind the others.
+        # Try each waiter at most once: a connection that finds too little room waits again, behind the others.
         for _ in range(len(self._waiting)):
             if not self._waiting or not self.has_room():
                 return
