@@ -234,8 +234,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def close_stalled(self) -> None:
-        """Close a connection that `is_stalled`: its peer has failed."""
+    def close_failed(self) -> None:
+        """Close a connection whose peer reads no answers, or hardly sends its request."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -382,6 +382,7 @@ class Connection(asyncio.BufferedProtocol):
                 or splitter.broken is not None
                 or self.info.muted_until_s
                 or not self._holdings.has_room()
+                or (self._arriving_bytes and self._holdings.is_full_for(self))
             ):
                 self._apply_reading(False)
         elif splitter.broken is not None:
@@ -454,7 +455,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._splitter.broken is not None:
             self._fail("frame_size", self._splitter.broken)
         else:
-            self._apply_reading(not self._write_paused and not self.info.muted_until_s and self._may_read_on())
+            paused = self._write_paused or self._stopped_reading or self.info.muted_until_s
+            self._apply_reading(not paused and self._may_read_on())
 
     def _apply_reading(self, reading: bool) -> None:
         transport = self._transport

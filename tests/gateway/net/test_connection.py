@@ -385,6 +385,53 @@ async def test_whole_requests_of_one_address_let_no_half_request_of_a_full_one_g
         assert served.held_bytes == 0
 
 
+async def test_half_requests_of_two_addresses_leave_room_to_a_third() -> None:
+    whole = framed(b"-echo:large" + bytes(6_000_000))
+    async with node(max_node_bytes=8_000_000) as served:
+        for address in ("127.0.0.2", "127.0.0.3"):
+            for _ in range(5):
+                (await served.connect(address)).writer.write(whole[:-1])
+        await served.until_held(7_000_000)
+        other = await served.connect()
+        other.send(b"-echo:other" + bytes(500_000))
+        assert (await other.answer()).startswith(b"-echo:other")
+
+
+async def test_large_request_that_hardly_arrives_is_closed_once_another_waits() -> None:
+    whole = framed(b"-echo:large" + bytes(600_000))
+    async with node(max_node_bytes=400_000, max_idle_ms=800) as served:
+        slow, other = await served.connect("127.0.0.2"), await served.connect()
+        slow.writer.write(whole[:400_000])
+        await served.until_held(300_000)
+
+        async def trickle() -> None:
+            for byte in whole[400_000:]:
+                slow.writer.write(bytes([byte]))
+                await asyncio.sleep(0.05)
+
+        trickling = asyncio.create_task(trickle())
+        other.writer.write(whole)
+        try:
+            assert await other.answer() == whole[4:44]
+        finally:
+            trickling.cancel()
+        assert served.closed_for("slow_request") == 1
+        assert await asyncio.wait_for(served.gone.get(), 10), "for the coordinator this is a client that failed"
+
+
+async def test_large_request_behind_one_that_may_not_start_is_held_to_the_bound() -> None:
+    limit = 1_000_000
+    async with node(max_node_bytes=limit) as served:
+        for _ in range(8):
+            peer = await served.connect()
+            peer.send(b"rwait:alone", b"-echo:behind it")
+            peer.writer.write(framed(b"-echo:large" + bytes(3_000_000))[:-1])
+        await served.words.until_started(8)
+        await served.until_held(limit // 4)
+        await served.settle()
+        assert served.held_bytes < 2 * limit
+
+
 async def test_peer_with_unread_answers_is_closed_and_its_share_released() -> None:
     async with node(max_node_bytes=10_000_000, max_idle_ms=400) as served:
         deaf = await served.connect()
