@@ -44,9 +44,11 @@ def server(status: int, content: bytes = b"", location: str = "") -> Iterator[tu
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 def test_a_redirect_receives_no_password(status: int) -> None:
     with server(200, b'{"schema": "{}"}') as (other, stolen):
-        with server(status, location=f"http://{other}") as (address, seen):
-            with pytest.raises(PipelineError, match=f"answers {status}"):
-                Registry(f"http://user:secret@{address}").schema(1)
+        with (
+            server(status, location=f"http://{other}") as (address, seen),
+            pytest.raises(PipelineError, match=f"answers {status}"),
+        ):
+            Registry(f"http://user:secret@{address}").schema(1)
         assert (len(seen), stolen) == (1, [])
 
 
