@@ -40,8 +40,7 @@ def mirrored_batches(
 ) -> tuple[list[MirroredBatch], int]:
     """Return the batches to append, and the offset to read next, for an answer to a read from `from_offset`.
 
-    Raise ProtocolError if a batch is older than magic 2, does not match its CRC, or does not lie behind the batch before
-    it.
+    Raise ProtocolError if a batch is older than magic 2, does not match its CRC, or does not lie behind the last one.
     """
     aborted = Aborted(aborted_transactions)
     found: list[MirroredBatch] = []

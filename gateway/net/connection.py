@@ -360,8 +360,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         writable = self._splitter.writable()
-        if self._holdings.is_full_for(self):
-            return writable[: max(SMALL_BYTES - self._partial_bytes, MIN_READ_BYTES)]
+        room_bytes = self._holdings.room_for(self, len(writable))
+        if room_bytes < len(writable):
+            return writable[: max(room_bytes, SMALL_BYTES - self._partial_bytes, MIN_READ_BYTES)]
         return writable
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -382,7 +383,7 @@ class Connection(asyncio.BufferedProtocol):
                 or splitter.broken is not None
                 or self.info.muted_until_s
                 or not self._holdings.has_room()
-                or (self._arriving_bytes and self._holdings.is_full_for(self))
+                or (self._arriving_bytes and not self._holdings.room_for(self, 1))
             ):
                 self._apply_reading(False)
         elif splitter.broken is not None:

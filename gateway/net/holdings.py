@@ -120,16 +120,16 @@ class Holdings:
         origin.counted_bytes += more_bytes
         self._filled_bytes += more_bytes
 
-    def is_full_for(self, reader: Reader) -> bool:
-        """Return True if no large request of the connection may be read now."""
-        if 2 * self._filled_bytes < self._limit_bytes or self._turn is reader:
-            return False
+    def room_for(self, reader: Reader, wanted_bytes: int) -> int:
+        """Return how many of these bytes of a large request the connection may read now."""
+        if 2 * (self._filled_bytes + wanted_bytes) < self._limit_bytes or self._turn is reader:
+            return wanted_bytes
         origin = self._origins.get(reader.address)
-        return not self._has_room_for(origin.counted_bytes if origin is not None else 0)
+        return min(self._room_of(origin.counted_bytes if origin is not None else 0), wanted_bytes)
 
-    def _has_room_for(self, counted_bytes: int) -> bool:
-        """Return True if an address holds less than is still free."""
-        return self._filled_bytes + counted_bytes < self._limit_bytes
+    def _room_of(self, counted_bytes: int) -> int:
+        """Return how many bytes more an address may hold until it holds as much as is still free."""
+        return max((self._limit_bytes - self._filled_bytes - counted_bytes + 1) // 2, 0)
 
     def may_read_on(self, reader: Reader) -> bool:
         """Return True if more of a request may be read whose connection has counted bytes of it: while there is room,
@@ -137,7 +137,7 @@ class Holdings:
         if self._turn is reader:
             return True
         origin = self._origins[reader.address]
-        if self.has_room() and self._has_room_for(origin.counted_bytes):
+        if self.has_room() and self._room_of(origin.counted_bytes):
             return True
         if self._turn is None:
             self._turn, self._look = reader, None
@@ -175,7 +175,7 @@ class Holdings:
         for origin in list(self._queue):
             # Each at most once: a connection that may not read on waits again, behind the others.
             for _ in range(len(origin.waiting)):
-                is_free = self._turn is None or (self.has_room() and self._has_room_for(origin.counted_bytes))
+                is_free = self._turn is None or (self.has_room() and self._room_of(origin.counted_bytes))
                 if not origin.waiting or not is_free:
                     break
                 reader = next(iter(origin.waiting))

@@ -27,7 +27,7 @@ class Peer:
     def arrive(self, count_bytes: int) -> bool:
         """Receive bytes of a request as a connection does, and return True if it may read on."""
         assert self.is_reading
-        count_bytes = 1 if self._holdings.is_full_for(self) else count_bytes
+        count_bytes = max(self._holdings.room_for(self, count_bytes), 1)
         self.arrived_bytes += count_bytes
         self._holdings.arrive(self, count_bytes)
         self.is_reading = self._holdings.may_read_on(self)
@@ -47,7 +47,7 @@ def test_requests_of_a_full_address_take_turns() -> None:
     for peer in (first, second, third):
         holdings.arrive(peer, 60)
     assert [holdings.may_read_on(peer) for peer in (first, second, third)] == [True, False, False]
-    assert [holdings.is_full_for(peer) for peer in (first, second, third)] == [False, True, True]
+    assert [holdings.room_for(peer, 1_000) for peer in (first, second, third)] == [1_000, 0, 0]
     holdings.arrive(first, -60)
     assert (second.turns, third.turns) == (1, 0)
     holdings.arrive(second, -60)
@@ -157,7 +157,7 @@ def test_arriving_requests_fill_no_more_than_the_bound_and_one_request(actions: 
             if peer.is_reading:
                 peer.arrive(READ_BYTES)
         everything = [peer.arrived_bytes for peer in peers]
-        assert sum(everything) - max(everything) <= LIMIT_BYTES + READ_BYTES + len(peers)
+        assert sum(everything) - max(everything) <= LIMIT_BYTES + len(peers)
     # Each request becomes whole if its peer goes on whenever it may.
     for _ in peers:
         for peer in peers:
