@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.net.holdings import TURN_BYTES_PER_S, TURN_WINDOW_S, Holdings
@@ -148,6 +148,7 @@ def played(holdings: Holdings, peers: list[Peer], actions: list[tuple[int, str]]
 
 
 @given(ACTIONS)
+@settings(deadline=None)
 def test_arriving_requests_fill_no_more_than_the_bound_and_one_request(actions: list[tuple[int, str]]) -> None:
     holdings = Holdings(LIMIT_BYTES)
     peers = [Peer(holdings, f"host{number % 4}") for number in range(8)]
@@ -167,6 +168,7 @@ def test_arriving_requests_fill_no_more_than_the_bound_and_one_request(actions: 
 
 
 @given(ACTIONS)
+@settings(deadline=None)
 def test_two_addresses_keep_no_third_from_sending_an_eighth_of_the_bound(actions: list[tuple[int, str]]) -> None:
     holdings = Holdings(LIMIT_BYTES)
     played(holdings, [Peer(holdings, f"hostile{number % 2}") for number in range(8)], actions)
