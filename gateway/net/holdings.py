@@ -1,13 +1,14 @@
 """Count the client bytes that the whole node holds, under one bound: requests read and not yet answered, answers not
-yet written, and bytes that a peer has left unread in its socket's buffer. Requests that are still arriving have the
-same bound once more. An address may fill as much of it as is still free, so a few addresses cannot fill it: after two
-that do their best, a third has an eighth of the bound.
+yet written, and bytes that a peer has left unread in its socket's buffer. Large requests that are still arriving, or
+have arrived and may not start yet, have the same bound once more. An address may fill as much of it as is still free,
+so a few addresses cannot fill it: after two that do their best, a third has an eighth of the bound.
 
 The one idea: each connection reports how much more or less it holds. A connection that wants to start something while
 the node is full waits for its turn, first come, first served. A connection that holds little may continue with small
 requests, so heartbeats survive a storage outage that fills the node with produce requests. Arriving requests cannot
-keep each other from becoming whole, because one of them has the turn: it may always be read on, and its bytes count for
-no address. The addresses take turns. A connection that has the turn and hardly sends is closed once others wait.
+keep each other from becoming whole, because one of them has the turn until it starts: it may always be read on, and
+its bytes count for no address. The addresses take turns. A connection that has the turn and hardly sends is closed once
+others wait.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Waiter(Protocol):
 
 
 class Reader(Waiter, Protocol):
-    """A connection, whose request may still be arriving."""
+    """A connection with a large request that is arriving, or has arrived and may not start yet."""
 
     @property
     def address(self) -> str:
@@ -97,8 +98,8 @@ class Holdings:
     # --- requests that are arriving -------------------------------------------------------------------------------
 
     def arrive(self, reader: Reader, more_bytes: int) -> None:
-        """Count more arrived bytes of a request, beyond SMALL_BYTES. The number is negative when the request is whole
-        or its connection has gone."""
+        """Count more arrived bytes of a request, beyond SMALL_BYTES. The number is negative when the request starts or
+        its connection has gone."""
         origin = self._origins.setdefault(reader.address, _Origin())
         arrived_bytes = origin.arrived_bytes.pop(reader, 0) + more_bytes
         if arrived_bytes:
@@ -152,8 +153,8 @@ class Holdings:
 
     def slow_reader(self, now_s: float, window_s: float = TURN_WINDOW_S) -> Reader | None:
         """Return the connection that has the turn if others wait and it was slower than TURN_BYTES_PER_S in the last
-        window. Call this regularly."""
-        if self._turn is None or not self._queue:
+        window. While the work is full, its request could not start. Call this regularly."""
+        if self._turn is None or not self._queue or not self.has_room():
             self._look = None
             return None
         arrived_bytes = self._origins[self._turn.address].arrived_bytes[self._turn]

@@ -432,6 +432,34 @@ async def test_large_request_behind_one_that_may_not_start_is_held_to_the_bound(
         assert served.held_bytes < 2 * limit
 
 
+async def test_full_node_holds_one_large_request_that_may_not_start_even_of_peers_that_have_gone() -> None:
+    size = 20_000_000
+    async with node(max_node_bytes=SMALL_BYTES) as served:
+        first = await served.connect()
+        first.send(b"-wait:first" + bytes(2 * SMALL_BYTES))
+        await served.words.until_started(1)
+        gone = await served.connect("127.0.0.2")
+        gone.send(b"-echo:gone" + bytes(size))
+        await served.until_held(size)
+        gone.reset()
+        peers = [await served.connect(f"127.0.0.{3 + number}") for number in range(6)]
+        for peer in peers:
+            peer.send(b"-echo:large" + bytes(size))
+        unsent, before = 0, -1
+        while unsent != before:
+            before = unsent
+            await served.settle()
+            unsent = sum(peer.writer.transport.get_write_buffer_size() for peer in peers)
+        # The kernel's buffers of both sides take some megabytes of each.
+        assert unsent > len(peers) * size // 4
+        assert size < served.held_bytes < size + len(peers) * 300_000
+        served.words.gate((b"-wait:first" + bytes(2 * SMALL_BYTES))[:40]).set()
+        for peer in peers:
+            assert (await peer.answer()).startswith(b"-echo:large")
+        assert served.finished_of(b"-echo:gone")
+        assert served.held_bytes == 0
+
+
 async def test_peer_with_unread_answers_is_closed_and_its_share_released() -> None:
     async with node(max_node_bytes=10_000_000, max_idle_ms=400) as served:
         deaf = await served.connect()
