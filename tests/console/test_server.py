@@ -208,6 +208,13 @@ def test_number_of_more_than_64_bits_is_a_bad_request(console: Consoled):
     assert "the console failed to answer" not in console.gateway.log_text()
 
 
+def test_stream_of_a_partition_that_does_not_exist_says_so(console: Consoled):
+    console.topic("narrow", 1)
+    answer = console.person.ask("GET", "/api/live/records", topic="narrow", partitions="7")
+    assert answer.body == b'event: failed\ndata: {"error": "topic narrow has no such partition"}\n\n'
+    assert "never retrieved" not in console.gateway.log_text()
+
+
 def test_unknown_group_and_topic_are_not_found(console: Consoled):
     assert console.person.ask("GET", "/api/group", id="nobody").status == 404
     assert console.person.ask("GET", "/api/topic", name="nothing").status == 404
