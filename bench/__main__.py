@@ -533,7 +533,8 @@ def report(rows: list[Row]) -> str:
 
 
 REPORTS = {"isolation": isolation.main, "curves": curves.main}
-"""Measurements with options and a report of their own: name, and the function that takes the arguments behind it."""
+"""Measurements with options and a report of their own: the name, and the function that takes the remaining
+arguments."""
 
 
 def measured(measure: Callable[[], list[Row]], name: str) -> list[Row]:

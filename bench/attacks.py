@@ -45,7 +45,7 @@ class Grown:
     before: int
     greatest: int
     after: int
-    """After the clients have disconnected."""
+    """Resident bytes of the process after the clients have disconnected."""
     sent_bytes: int
     """Bytes that all clients sent until the gateway stopped reading from them."""
 

@@ -34,7 +34,7 @@ PARTITIONS = 6
 WARM_UP_S = 5.0
 BUILD_S = 600.0
 DEADLINE_S = 300.0
-"""How long a program may take beyond what it is asked for: its start, and its last acknowledgements."""
+"""How long a program may take beyond the requested time, for its start and its last acknowledgements."""
 MEBIBYTE = 1024 * 1024
 
 GO_SOURCES = FOLDER / "franz_go"
@@ -45,7 +45,7 @@ JAVA_SOURCE = Path(__file__).parent / "Produce.java"
 @dataclass(frozen=True, slots=True)
 class StockProducer:
     name: str
-    """Part of the names of its workloads."""
+    """Part of the names of the client's workloads."""
     says: Callable[[], str]
     """Return the producer with its version and its settings, for a sentence that begins with "by"."""
     command: Callable[[], Sequence[str]]
@@ -54,7 +54,7 @@ class StockProducer:
     """Executables that must be on PATH."""
 
     def missing(self) -> str | None:
-        """Return why this machine cannot run it, or None."""
+        """Return why this machine cannot run the client, or None."""
         absent = [name for name in self.needs if shutil.which(name) is None]
         return f"needs {' and '.join(absent)}, not on PATH" if absent else None
 
@@ -64,11 +64,11 @@ class Produced:
     """The measured part of one program's run."""
 
     records: int
-    """Acknowledged while the server's CPU was counted."""
+    """Number of records acknowledged while the server's CPU was counted."""
     seconds: float
     server_cpu_s: float
     latencies_ms: Sequence[float]
-    """From send to acknowledgement, of each record sent in that time; empty at full speed."""
+    """Milliseconds from send to acknowledgement, for each record sent in the measured time; empty at full speed."""
 
 
 def _java() -> Sequence[str]:
@@ -162,7 +162,7 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class ClientWorkload:
-    """A workload of `peers`: a fresh broker and seconds, to figures by name."""
+    """A workload of `peers`: takes a fresh broker and the seconds, and returns figures by name."""
 
     producer: StockProducer
     pace: int
@@ -174,7 +174,7 @@ class ClientWorkload:
 
     @property
     def says(self) -> str:
-        """Return the sentence that explains it in a report."""
+        """Return the sentence that explains the workload in a report."""
         speed = f"{self.pace:,} a second, from send to acknowledgement" if self.pace else "at full speed"
         return f"Produce different records of 1 KiB by {self.producer.says()}, {speed}."
 

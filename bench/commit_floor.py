@@ -67,7 +67,8 @@ class Log:
         return NewBatch(self._keys[partition], bytearray(template), records, now_ms, *head)
 
     def divided(self, parts: int) -> list[Log]:
-        """Return logs that share its partitions: a partition that another commit holds is refused as busy."""
+        """Return the logs for several committers. They share partitions of the topic, and a partition that another
+        commit holds is refused as busy."""
         return [Log(self._store, self._keys[part::parts]) for part in range(parts)]
 
     async def commit(self, batches: Sequence[NewBatch]) -> None:
@@ -135,8 +136,8 @@ async def paced(gateway: GatewayProcess, seconds: float, warm_up_s: float) -> Fi
 
 
 async def _commit_when_due(log: Log, dues_s: Sequence[float]) -> list[float]:
-    """Commit one record at each of these moments, or all that are due once the commit before has ended. Return how many
-    milliseconds each has waited for the end of its commit."""
+    """Commit one record at each of these moments. If a commit is still running then, commit all records that are due as
+    soon as it ends. Return how many milliseconds each record waited for the end of its commit."""
     waited_ms: list[float] = []
     while len(waited_ms) < len(dues_s):
         now_s = time.perf_counter()
@@ -172,7 +173,7 @@ async def five_in_flight(gateway: GatewayProcess, seconds: float, warm_up_s: flo
 
 
 def _cpu_s(gateway: GatewayProcess) -> float:
-    """Return the CPU of this program and of Postgres; the idle gateway between them counts for little."""
+    """Return the CPU seconds of this program and of Postgres. The gateway is idle, so its CPU is not counted."""
     return time.process_time() + cpu_s(gateway)
 
 

@@ -101,8 +101,8 @@ async def wave(host: str, port: int, topic: str, *, members: int, partitions: in
         member.asked.clear()
     for _ in range(3):
         for at in range(MEMBERS_PER_CONNECTION):
-            # Send as many concurrently as would meet within ten milliseconds if each member sent a heartbeat every five
-            # seconds.
+            # Send several heartbeats concurrently: as many as would arrive within ten milliseconds if each member sent
+            # one every five seconds.
             for first in range(0, len(lines), 2):
                 await asyncio.gather(
                     *(line[at].beat(connection) for connection, line in lines[first : first + 2] if at < len(line))

@@ -50,7 +50,7 @@ PARTITIONS = 6
 PACE = 1000.0
 """Requests a second of most curves."""
 WIDE_PACE = 10.0
-"""Requests a second if their width is counted."""
+"""Requests a second of the curves that count how wide requests are."""
 NODE_PACE = 500.0
 """Requests a second for each node."""
 WARM_UP_S = 3.0
@@ -101,7 +101,7 @@ class Curve:
     steps: Sequence[int]
     quick: Sequence[int]
     measure: Callable[[int, float, float], Step]
-    """Takes the count, the seconds of the warm-up and those that are measured."""
+    """Takes the count, the seconds of the warm-up, and the measured seconds. Returns a step of the curve."""
 
 
 # --- the steps of each curve ------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def _nodes(count: int, warm_up_s: float, seconds: float) -> Step:
 
 @contextlib.asynccontextmanager
 async def _idle_connections(bootstrap: str, count: int) -> AsyncIterator[None]:
-    """Connections that have introduced themselves and then send nothing."""
+    """Connections that have sent ApiVersions, and then send nothing."""
     host, _, port = bootstrap.rpartition(":")
     hello = ApiVersionsRequest(client_software_name="bench", client_software_version="1")
 

@@ -34,7 +34,7 @@ class _Direction:
         self._loop = asyncio.get_running_loop()
         self._delay_s = delay_s
         self._held: deque[tuple[float, bytes | None]] = deque()
-        """Each with the moment at which it is due; None ends the direction."""
+        """Pieces of data, each with the moment at which it is due; None ends the direction."""
         self._held_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._full = False

@@ -42,7 +42,7 @@ SHARE = 0.8
 
 NEAR, PASSED_ON, FAR = "near", "passed on", "far"
 STORES = ("inline", "segments")
-"""Without a directory, as for a Postgres given by its URL, and with a directory for the log."""
+"""Two stores: no directory, as with a Postgres given by its URL, and a directory for the log."""
 
 
 @dataclass(slots=True)
@@ -69,8 +69,8 @@ class Distance:
 
     @property
     def over_ms(self) -> float:
-        """Return by how much the delay lengthens one in flight. The cost of the forwarding process is not counted as
-        distance.
+        """Return by how much the delay lengthens one record in flight. The cost of the forwarding process is not
+        counted.
         """
         return statistics.median(self.far.in_flight_ms) - statistics.median(self.passed_on.in_flight_ms)
 

@@ -46,9 +46,9 @@ class Floor:
     statement: float
     """A statement that does nothing, on a connection of its own."""
     decide: float
-    """`append_one` for one record of 100 bytes, without waiting for its commit (synchronous_commit = off)."""
+    """`append_one` for one record of 100 bytes, without a wait for its commit (synchronous_commit = off)."""
     append: float
-    """The same, committed: no gateway can be faster."""
+    """`append_one` with a wait for its commit. No gateway can be faster."""
     gateway: float
     """A Produce request over a bare socket."""
     client: float

@@ -70,7 +70,7 @@ def over_time(title: str, panels: Sequence[Panel], bands: Sequence[Band]) -> str
 
 
 def over_count(title: str, panels: Sequence[Panel], counts: Sequence[int]) -> str:
-    """Return a graph over counts that grow by factors, on a logarithmic scale."""
+    """Return a graph over counts that grow by a factor, on a logarithmic scale."""
     least, greatest = math.log(min(counts)), math.log(max(counts))
 
     def x_of(count: float) -> float:

@@ -48,7 +48,7 @@ SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "log.retention.check.interval.ms": "1000",
     "log.cleaner.backoff.ms": "1000",
-    # The mover looks every ten seconds. With the default of 64 MiB it might find too little in one phase.
+    # The mover looks every ten seconds. With the default of 64 MiB it might find too few bytes in one phase.
     "log.store.roll.bytes": str(8 * 1024 * 1024),
 }
 RECORD_BYTES = 1024
@@ -92,7 +92,7 @@ class Stage:
 
 
 Evidence = Callable[[], str]
-"""Returns what the work has done so far in its phase. Raises RuntimeError if it did nothing."""
+"""Returns a sentence about what the work has done so far in its phase. Raises RuntimeError if it did nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,8 @@ def _cold_reader(stage: Stage) -> Iterator[Evidence]:
         def evidence() -> str:
             if reader.poll() is not None:
                 raise RuntimeError(f"the reader ended with {reader.returncode}")
-            # The reader writes at the position that both processes share, so it must not move.
+            # The reader writes at the file position that both processes share. So this process must not move that
+            # position.
             said = os.pread(counts.fileno(), os.fstat(counts.fileno()).st_size, 0)
             # The last line may be incomplete.
             read = [int(line) for line in said.splitlines()[:-1]]
@@ -184,7 +185,7 @@ def _stepping(stage: Stage, step: Callable[[float], None]) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-        # Without the steps there is no evidence either, so their error explains more.
+        # If a step failed, there is no evidence of the work either. The step's error explains more, so it is raised.
         if failures:
             raise failures[0]
 
@@ -388,9 +389,9 @@ class Sample:
 class Run:
     phases: Sequence[Phase]
     acknowledged: Sequence[Sample]
-    """Times from send to acknowledgement, in the order in which they ended."""
+    """Milliseconds from send to acknowledgement, in the order in which the records were acknowledged."""
     read: Sequence[Sample]
-    """From send to the consumer's poll."""
+    """Milliseconds from send to the consumer's poll."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from tests.compat.brokers import APACHE_KAFKA, SLUICE
 MEGABYTE = 1_000_000
 PARTITIONS = 6
 PAYLOADS = 1000
-"""Number of different payloads, which take turns."""
+"""Number of different payloads. The producer uses them in turn."""
 WARM_UP_S = 5.0
 STATISTICS_MS = 500
 FLUSH_S = 60.0

@@ -37,7 +37,7 @@ MAX_UNANSWERED = 20_000
 @dataclass(frozen=True, slots=True)
 class Load:
     bootstraps: Sequence[str]
-    """Number of nodes; producers are divided among the nodes."""
+    """Number of nodes. The producers are divided among them."""
     topics: Sequence[str]
     partitions: int
     """Partitions of each topic."""
@@ -56,7 +56,7 @@ class Paced:
     """Requests that were answered in the measured time."""
     p50_ms: float
     p99_ms: float
-    """From send to answer. A request is sent when it is due, whether or not earlier ones are answered."""
+    """Milliseconds from send to answer. A request is sent when it is due, whether or not earlier ones are answered."""
 
 
 class _Producer:

@@ -60,7 +60,7 @@ def measure(
     found: dict[tuple[str, str], dict[str, list[float]]] = {}
     for name in names:
         for number in range(rounds):
-            # Servers alternate in coming first, so that the order favours neither.
+            # Servers take turns at being first, so that the order favours no server.
             turns = servers[::-1] if len(servers) == 2 and number % 2 else servers
             for server, broker, settings in turns:
                 with fresh_directory("sluice-peers-") as directory:
@@ -168,7 +168,8 @@ def _shown(target: Target, missed: bool) -> str:
 
 
 def _ratio(values: Sequence[float], other: Sequence[float]) -> float:
-    """Return the ratio of the medians. It is infinite if the other one is 0, as times in whole milliseconds may be."""
+    """Return the ratio of the medians. It is infinite if the other median is 0, which happens with times in whole
+    milliseconds."""
     divisor = statistics.median(other)
     return statistics.median(values) / divisor if divisor else math.inf
 

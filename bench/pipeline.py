@@ -249,7 +249,8 @@ def feeding(bootstrap: str, topic: str) -> Iterator[None]:
         values, sent, started = payloads(), 0, time.monotonic()
         while not ended.wait(0.02):
             due = int((time.monotonic() - started) * LIVE_PER_SECOND)
-            # If the machine does not keep up, the rest is sent later: a producer that ended would flatter the figures.
+            # If the machine does not keep up, the producer sends the rest later. If it ended instead, the figures would
+            # look better than they are.
             with contextlib.suppress(BufferError):
                 while sent < due:
                     producer.produce(topic, values[sent % 1000], partition=sent % PARTITIONS)
@@ -333,8 +334,8 @@ class Job:
         while not self._ended.wait(0.5):
             with contextlib.suppress(psutil.NoSuchProcess):
                 whole = psutil.Process(self.process.pid)
-                # Shared memory is divided among the processes that share it, because a JVM that starts a command is
-                # briefly counted twice.
+                # Shared memory is divided among the processes that share it. Otherwise a JVM that starts a command
+                # would be counted twice for a moment.
                 family = (whole, *whole.children(recursive=True))
                 self.resident.append(sum(each.memory_full_info().pss for each in family))
 
@@ -413,7 +414,8 @@ def compared(lines: Sequence[dict[str, Any]]) -> float:
 
 
 def told(rate: float, what: str, done: Job) -> None:
-    """Print the rate, and the CPU of a million records, which shows what a machine without other work would reach."""
+    """Print the rate, and the CPU time of a million records. From the CPU time follows the rate of a machine without
+    other work."""
     lines = [line for line in done.said if "job_cpu" in line]
     first, last = lines[0], lines[-1]
     million = sum(line.get("rows", 0) for line in lines[1:]) / 1e6

@@ -23,7 +23,7 @@ from confluent_kafka import Producer as Librdkafka
 
 RECORD_BYTES = 1024
 PAYLOADS = 1000
-"""Number of different payloads, which take turns."""
+"""Number of different payloads. The producer uses them in turn."""
 FLUSH_S = 60.0
 POLL_S = 0.001
 RECORDS_PER_POLL = 200
@@ -112,13 +112,13 @@ class Run:
         self.latencies_ms: list[float] = []
 
     def send_for(self, seconds: float, *, measured: bool) -> tuple[int, float]:
-        """Send for so long, or until a record fails. Return the records acknowledged in this time, and the seconds it
-        took: a client whose buffer is full may keep the last call."""
+        """Send for so long, or until a record fails. Return the records acknowledged in this time, and the seconds that
+        it took. It may take longer, because the last call waits if the client's buffer is full."""
         began_s, before, first = time.perf_counter(), self._acknowledged, self._sent
         ends_s = began_s + seconds
         while (now_s := time.perf_counter()) < ends_s and self._failure is None:
             if self._records_per_s:
-                # Each call has a pace of its own, so that a slow start is not made up for in the measured time.
+                # Each call paces itself anew, so that it does not send faster to make up for a slow start.
                 early_s = began_s + (self._sent - first) / self._records_per_s - now_s
                 if early_s > 0:
                     self._producer.wait(min(early_s, ends_s - now_s))

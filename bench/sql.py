@@ -26,10 +26,10 @@ ROUNDS = 3
 CLIENTS = 16
 PROCESSES = 2
 PACE_PER_S = 200
-"""SQL transactions per second beside a stock producer."""
+"""SQL transactions per second while a stock producer writes to the same partitions."""
 OUTBOX_POLL_S = 0.1
 OPEN_S = float(os.environ.get("SLUICE_BENCH_SQL_OPEN_SECONDS", "5"))
-"""How long a transaction has been open before the others are measured."""
+"""How long the open transaction lasts before the others are measured."""
 
 _TABLE = "create table if not exists bench_order (id bigint generated always as identity, total numeric, note text)"
 _INSERT = "insert into bench_order (total, note) values (99.90, 'a row of about a hundred bytes, as orders have them')"

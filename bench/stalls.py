@@ -2,7 +2,7 @@
 
 A shared disk, like a virtual machine's, stalls now and then for every writer. A separate process writes a page into a
 file of its own and syncs the file repeatedly, and records how long each sync took. The latency of a request during such
-a stall says something about the disk, not about the server.
+a stall is caused by the disk and not by the server.
 
 The process ends when its standard input does, and prints [[started, seconds], ...] in the clock of `time.perf_counter`,
 which all processes of a Linux machine share.
@@ -55,7 +55,7 @@ class Disk:
         begins = [begin for begin, _ in stalls]
 
         def touches(begin: float, end: float) -> bool:
-            # Syncs follow one another, so among the stalls that began before the span's end the last one ends last.
+            # Syncs follow one another. So of the stalls that began before the span's end, the last one also ends last.
             begun = bisect.bisect_right(begins, end)
             return begun > 0 and stalls[begun - 1][1] >= begin
 

@@ -36,7 +36,7 @@ SMALL_RECORD_BYTES = 100
 JAVA_BATCH_BYTES = 16_384
 """The default of Java's producer."""
 PAYLOADS = 1000
-"""Number of different payloads, which take turns."""
+"""Number of different payloads. The producer uses them in turn."""
 MEBIBYTE = 1024 * 1024
 PACE = 1000
 """Records a second of the paced workloads."""
@@ -280,8 +280,8 @@ def transactions(broker: BrokerProcess, seconds: float) -> Figures:
 def paced(broker: BrokerProcess, seconds: float) -> Figures:
     """Produce a thousand records of 100 bytes a second without linger: the server's CPU for each record, and two p99.
 
-    No record waits for another. One p99 counts all records. The other leaves out those that were sent while the disk
-    stalled for a separate writer, too.
+    No record waits for another. One p99 counts all records. The other leaves out the records that were sent while a
+    separate writer met a stall of the disk, too.
     """
     librdkafka.create_topic(broker.bootstrap, "paced", PARTITIONS)
     waited: list[tuple[float, float]] = []
@@ -327,7 +327,8 @@ def _milliseconds(spans: list[tuple[float, float]]) -> list[float]:
 
 
 def paced_after_flood(broker: BrokerProcess, seconds: float) -> Figures:
-    """The same as `paced`, right after that time of produce at full speed, while the server still tidies up."""
+    """The same as `paced`, right after some seconds of `produce` at full speed, while the server still does background
+    work."""
     produce(broker, seconds)
     return paced(broker, seconds)
 

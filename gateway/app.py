@@ -53,7 +53,7 @@ class App:
         self.bootstrap = ""
         """Address to which clients connect, once started."""
         self.addresses: Mapping[str, str] = {}
-        """These addresses by listener."""
+        """Addresses to which clients connect, by listener."""
         self.groups: Groups | None = None
         """The groups of a node that serves."""
         self.console_url = ""

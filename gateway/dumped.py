@@ -19,7 +19,7 @@ def bytes_of(text: str) -> bytes:
     lines = [line for line in text.splitlines() if line.strip()]
     dumped = [found[1] for line in lines if (found := _DUMP_LINE.match(line))]
     if dumped:
-        # tcpdump prints a line with times and addresses before the bytes, which is none of the dump.
+        # Before the bytes tcpdump prints a line with times and addresses, which does not belong to the dump.
         return _payload(bytes.fromhex("".join("".join(dumped).split())))
     joined = re.sub(r"[\s:]", "", text)
     try:

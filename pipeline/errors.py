@@ -124,7 +124,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"DELTA_FAILED_READ_FILE|FAILED_READ_FILE|FileNotFoundException|CANNOT_READ_FILE|NotFoundException: File|"
-        # Iceberg's reader passes on what Parquet says.
+        # Iceberg's reader passes on the messages of Parquet.
         r"is not a Parquet file|corrupted file: the footer|can not read class org\.apache\.parquet|"
         r"ParquetDecodingException",
         LOST_FILE,

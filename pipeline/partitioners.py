@@ -13,13 +13,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 _SEED, _MIX, _MASK = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
-_LONGEST_TOGETHER = 1024  # bytes; a longer key is hashed by itself, or each of its words would cost a pass over all
+# bytes; longer keys are hashed one by one, because each of their words would cost a pass over all keys
+_LONGEST_TOGETHER = 1024
 
 Hashes: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def murmur2(key: bytes) -> int:
-    """The 32-bit murmur2 of Kafka's Java client, with its sign bit cleared."""
+    """Return the 32-bit murmur2 hash of Kafka's Java client, with its sign bit cleared."""
     value = (_SEED ^ len(key)) & _MASK
     whole = len(key) // 4 * 4
     for start in range(0, whole, 4):
@@ -33,13 +34,13 @@ def murmur2(key: bytes) -> int:
 
 
 def murmur2_of(keys: Sequence[bytes]) -> Hashes:
-    """`murmur2` of each, word by word over all keys at once."""
+    """Return `murmur2` of each key, computed word by word over all keys at once."""
     lengths = np.fromiter(map(len, keys), np.int64, len(keys))
     together = lengths <= _LONGEST_TOGETHER
     found = np.zeros(len(keys), np.int64)
     for index in np.flatnonzero(~together).tolist():
         found[index] = murmur2(keys[index])
-    # The longest first, so that those which still have a word are a prefix.
+    # The keys are sorted by length, the longest first. So the keys that still have another word are the first ones.
     order = np.flatnonzero(together)
     order = order[np.argsort(-lengths[order], kind="stable")]
     if not len(order):
@@ -71,7 +72,8 @@ def murmur2_of(keys: Sequence[bytes]) -> Hashes:
 
 
 def guessed(placed: Iterable[tuple[bytes, int]], partitions: int) -> str | None:
-    """ "murmur2", "crc32", "mixed" (each of some keys) or None if neither explains where these keys lie."""
+    """Return "murmur2" or "crc32", if that hash explains the partitions of all keys; "mixed", if each explains some
+    keys; None, if neither does."""
     keys = list(placed)
     if partitions < 2 or len(keys) < 4:
         return None

@@ -22,11 +22,11 @@ MAX_BUCKETS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A partition by a column, or by what is derived from one."""
+    """One part of a partitioning: a column, or a value derived from a column."""
 
     column: str
     unit: str = ""
-    """day, hour or bucket; empty for the column itself."""
+    """day, hour or bucket; empty if the column itself is meant"""
     count: int = 0
     """Number of buckets."""
 

@@ -1,7 +1,7 @@
-"""The tables of the pipeline: every column declared once, with what it holds.
+"""The tables of the pipeline. Every column is declared once, with a description.
 
-The one idea: a job makes its tables from these and a transform ends in `conform`, so that a column that is missing,
-or of another type, is an error where it was made and not in what reads it.
+The one idea: a job creates its tables from these declarations, and a transform ends in `conform`. So a missing column,
+or one of another type, is an error in the transform that made it, and not in a later reader.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ OFFSET_MAP = StructType(
 
 
 def conform(frame: DataFrame, schema: StructType) -> DataFrame:
-    """Exactly the columns of `schema`, in its order. ValueError if one is missing or of another type."""
+    """Return exactly the columns of `schema`, in its order. ValueError if one is missing or of another type."""
     for field in schema.fields:
         if field.name not in frame.columns:
             raise ValueError(f"the column {field.name} is missing")

@@ -2,7 +2,7 @@
 
 The one idea: a location names a table and its format. A path is a Delta table; `iceberg:NAMESPACE.NAME` is a table of
 the Iceberg catalog (`catalog.py`). Both formats keep the same promise: an append names its application and a number
-that rises, a number is committed once, and the same commit holds the job's progress.
+that rises, each number is committed once, and the same commit holds the job's progress.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ MOST_DIGITS = 38
 
 
 def ladder(kind: DataType, *, decimals: bool) -> tuple[DataType, ...]:
-    """Return `kind` and the types that it can become, the narrowest first. `decimals`: an integer may become one."""
+    """Return `kind` and the types that it can become, the narrowest first. `decimals`: an integer may become a
+    decimal."""
     if kind in _INTEGERS:
         return (*_INTEGERS[_INTEGERS.index(kind) :], *((DecimalType(MOST_DIGITS, 0),) if decimals else ()))
     if isinstance(kind, FloatType):
@@ -45,7 +46,7 @@ def ladder(kind: DataType, *, decimals: bool) -> tuple[DataType, ...]:
 def widen(stored: DataType, wanted: DataType, *, decimals: bool, only: type[DataType] = DataType) -> DataType:
     """Return `stored` with each column, nested ones too, as wide as in `wanted` if its ladder leads there.
 
-    `only`: columns of another type stay as they are.
+    Only columns of the type `only` change.
     """
     if isinstance(stored, StructType):
         found = {field.name: field.dataType for field in wanted.fields} if isinstance(wanted, StructType) else {}

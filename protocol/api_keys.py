@@ -1,7 +1,7 @@
 """Kafka's API keys, as of 4.4.
 
-The one idea: upstream's numbers under upstream's names, listed or not in what this gateway serves (that table is
-`gateway/apis`).
+The one idea: all of upstream's keys, with upstream's numbers and names. `gateway/apis` has the table of those that this
+gateway serves.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from protocol.specialise import Decoder, Encoder, has_records, specialise_decode
 M = TypeVar("M")
 
 MAX_REQUEST_ELEMENTS = 100_000
-"""Array elements and tagged fields in one request, with each `ELEMENT_BYTES` of a long string. A handler's work follows
-them, and an element may be two bytes: by its bytes alone a frame could hold the event loop for many seconds. As many as
-all partitions of a large cluster."""
+"""Maximal number of array elements, tagged fields and `ELEMENT_BYTES` of long strings in one request, as many as a
+large cluster has partitions. The number bounds a handler's work. A bound on the bytes would not, because an element may
+take only two bytes: such a frame could block the event loop for many seconds."""
 
 _request_types: dict[tuple[int, int], type[Any]] = {}
 _decoders: dict[tuple[type[Any], int, int], tuple[Decoder, bool]] = {}
@@ -80,10 +80,11 @@ def decode(
 
 
 def encode(message: Any, version: int) -> list[Buffer]:
-    """A message's bytes as chunks to be sent in order; `records` that are not small are among them as they were given.
+    """Return a message's bytes as chunks, to be sent in order. Large `records` are chunks of their own and are not
+    copied.
 
-    Fields that the version lacks are left out. Raises ValueError for a value that has no place on the wire: None where
-    the version cannot say null, a number or length too large for its field.
+    Fields that the version lacks are left out. Raise ValueError for a value that the wire format cannot hold: None if
+    the version has no null, a number or length too large for its field.
     """
     message_type: type[Any] = message.__class__
     encoder = _encoders.get((message_type, version))
@@ -97,8 +98,8 @@ def encode(message: Any, version: int) -> list[Buffer]:
 
 
 def encode_element(message_type: type[Any], field: str, element: Any, version: int) -> bytes:
-    """One element of an array of structs of a message, for `EncodedElements`. Raises ValueError as `encode`, KeyError
-    where the message has no such array."""
+    """Encode one element of a message's array of structs, for `EncodedElements`. Raise ValueError as `encode` does, and
+    KeyError if the message has no such array."""
     encoder = _element_encoders.get((message_type, field, version))
     if encoder is None:
         arrays = {subcon.name: subcon.subcon for subcon in grammar(message_type, version).subcons}
@@ -158,8 +159,8 @@ def _count_elements(value: Any, limit: int) -> int:
 
 @cache
 def _counted_fields(struct_type: type[Any]) -> tuple[tuple[str, bool, bool], ...]:
-    """The struct's arrays and the structs in it that have some: name, whether it is an array itself, and whether there
-    are arrays in it or in its elements."""
+    """Return the fields of the struct that are arrays or contain arrays. Each has its name, whether it is an array
+    itself, and whether its structs contain arrays."""
     fields = (
         (field.name, field.is_array, isinstance(field.kind, type) and bool(_counted_fields(field.kind)))
         for field in struct_schema(struct_type).fields

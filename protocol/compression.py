@@ -37,7 +37,7 @@ _MAPPED_FROM_BYTES = 4 * 1024 * 1024
 
 
 class DecompressedTooLargeError(ProtocolError):
-    """Well-formed as far as it was read, and more than the caller allows."""
+    """Error: the bytes are well-formed as far as they were read, but longer than the caller allows."""
 
 
 class Compression(IntEnum):
@@ -51,7 +51,8 @@ class Compression(IntEnum):
 
 
 _SNAPPY, _LZ4 = Compression.SNAPPY, Compression.LZ4
-"""To name a member takes an enumeration of Python 3.11 a fifth of a microsecond, each time."""
+"""Python 3.11 takes a fifth of a microsecond for each look-up of an enumeration's member, so these two are looked up
+once."""
 
 _DECOMPRESS_INTO = {
     Compression.GZIP: cramjam.gzip.decompress_into,
@@ -63,13 +64,14 @@ _DECOMPRESS_INTO = {
 def decompress(
     codec: Compression, payload: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES, scratch: memoryview | None = None
 ) -> Buffer:
-    """The records section of a compressed batch. ProtocolError if it is damaged or holds more than `max_bytes`.
+    """Return the decompressed records section of a batch. Raise ProtocolError if it is damaged or holds more than
+    `max_bytes`.
 
-    With `scratch`, of `max_bytes` or more, the result lies in it: memory that was written before costs no page faults,
-    and is large enough at the first try.
+    If `scratch` is given, it has at least `max_bytes`, and the result lies in it. Memory that was written before costs
+    no page faults, and there is no second try with a larger buffer.
 
-    Snappy is read in xerial's framing (Java, most clients) and raw (librdkafka's habit). The codecs let other threads
-    run while they work, and so does all else here: no large block is filled or copied.
+    Snappy is read in xerial's framing (Java, most clients) and raw (librdkafka's habit). Other threads can run all the
+    time: the codecs release the interpreter's lock, and no other code here fills or copies a large block.
     """
     if not codec:
         return payload
@@ -84,7 +86,7 @@ def decompress(
         try:
             written = into(payload, output)
         except cramjam.DecompressionError as error:
-            # The one message that means "output full" rather than "input damaged".
+            # Only this message means that the output is full. All others mean that the input is damaged.
             if "failed to write whole buffer" not in str(error):
                 raise ProtocolError(f"damaged {codec.name.lower()} records: {error}") from error
             if size >= max_bytes:
@@ -95,8 +97,8 @@ def decompress(
 
 
 def room(size: int, scratch: memoryview | None = None) -> memoryview:
-    """Memory for `size` bytes. A bytearray is zeroed under the interpreter's lock, half a millisecond per megabyte;
-    the kernel zeroes the pages of a mapping one by one as the codec gets there."""
+    """Return memory for `size` bytes. A bytearray is zeroed under the interpreter's lock, half a millisecond per
+    megabyte. The kernel zeroes the pages of a mapping one by one as the codec reaches them."""
     if scratch is not None:
         return scratch[:size]
     if size <= _MAPPED_FROM_BYTES:
@@ -173,8 +175,8 @@ def _xerial_blocks(payload: memoryview) -> list[memoryview]:
 def _claimed_bytes(block: memoryview) -> int:
     """Read the length that a snappy block begins with, a varint.
 
-    We do not ask the codec, because it releases the interpreter for that, and to get it back may take half a
-    millisecond.
+    The codec is not used for this, because it releases the interpreter's lock, and getting the lock back may take half
+    a millisecond.
     """
     claimed = 0
     for index, byte in enumerate(block[:_SNAPPY_LENGTH_BYTES]):
@@ -183,7 +185,8 @@ def _claimed_bytes(block: memoryview) -> int:
             break
     else:
         raise ProtocolError("damaged snappy records: the length has no end")
-    # Snappy's densest element makes 64 bytes from 3, so a larger claim is a lie, caught before memory is taken.
+    # Snappy's densest element makes 64 bytes from 3. A larger claim is false, and is refused before memory is
+    # allocated.
     if claimed > 22 * len(block):
         raise ProtocolError(f"snappy block of {len(block)} bytes claims {claimed}")
     return claimed

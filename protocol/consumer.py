@@ -1,9 +1,9 @@
 """The embedded consumer protocol: what members of protocol type `consumer` put into JoinGroup and SyncGroup.
 
 The one idea: an int16 version, then the fields of that version, never flexible (ConsumerProtocolSubscription and
-ConsumerProtocolAssignment, versions 0-3). A newer version is read with the newest layout known and what follows is
-ignored, as Java's ConsumerProtocol does. Other protocol types (`connect`, `sr`) are opaque and must not come here, nor
-is user data looked into: it belongs to the assignor.
+ConsumerProtocolAssignment, versions 0-3). A newer version is read with the newest known layout, and further bytes are
+ignored, as Java's ConsumerProtocol does. Other protocol types (`connect`, `sr`) are opaque and must not be passed to
+this module. User data is not parsed, because it belongs to the assignor.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from protocol.errors import ProtocolError
 NEWEST_VERSION = 3
 
 MAX_TOPICS, MAX_PARTITIONS = 5_000, 10_000
-"""Limits of one message that is read while others wait for the reader: some fifteen milliseconds. Larger ones are
-refused unread, like torn ones; only the members know their content."""
+"""Limits of one message that is read while other tasks wait: reading takes some fifteen milliseconds. Larger messages
+are refused unread, like torn ones. Then only the members know the contents."""
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
@@ -54,7 +54,8 @@ class Assignment:
 
 
 def decode_subscription(buffer: Buffer, *, bounded: bool = True) -> Subscription:
-    """ProtocolError for a negative version, torn bytes or a count that cannot be, or is beyond the bounds."""
+    """Decode a member's subscription. Raise ProtocolError for a negative version, torn bytes, or a count that is
+    impossible or beyond the bounds."""
     reader = _Reader(buffer, bounded=bounded)
     version = reader.version()
     topics = reader.topics()
@@ -76,15 +77,16 @@ def subscribed_topics(buffer: Buffer) -> tuple[str, ...]:
 
 
 def decode_assignment(buffer: Buffer, *, bounded: bool = True) -> Assignment:
-    """ProtocolError for a negative version, torn bytes (zero bytes too) or a count that cannot be, or is beyond the
-    bounds."""
+    """Decode a member's assignment. Raise ProtocolError for a negative version, torn bytes (also for no bytes), or a
+    count that is impossible or beyond the bounds."""
     reader = _Reader(buffer, bounded=bounded)
     version = reader.version()
     return Assignment(version, reader.topic_partitions(), reader.nullable_bytes())
 
 
 def encode_subscription(subscription: Subscription) -> bytes:
-    """In the layout of its version; a version above the newest known is written as the newest."""
+    """Encode a subscription in the layout of its version. A version above the newest known one is written in the newest
+    layout."""
     version = min(subscription.version, NEWEST_VERSION)
     out = bytearray(_INT16.pack(version))
     out += _INT32.pack(len(subscription.topics))
@@ -104,7 +106,7 @@ def encode_subscription(subscription: Subscription) -> bytes:
 
 
 def encode_assignment(assignment: Assignment) -> bytes:
-    """A version above the newest known is written as the newest."""
+    """Encode an assignment. A version above the newest known one is written in the newest layout."""
     out = bytearray(_INT16.pack(min(assignment.version, NEWEST_VERSION)))
     _append_topic_partitions(out, assignment.assigned_partitions)
     _append_nullable_bytes(out, assignment.user_data)
@@ -193,7 +195,8 @@ class _Reader:
         return count
 
     def _count(self) -> int:
-        """An array's length; no element takes less than a byte, so more than the bytes left is a lie."""
+        """Return an array's length. Each element takes at least one byte, so a length above the number of remaining
+        bytes is false."""
         count = self.int32()
         if not 0 <= count <= len(self._buffer) - self._position:
             raise ProtocolError(f"{count} elements cannot lie in {len(self._buffer) - self._position} bytes")

@@ -103,14 +103,14 @@ class ConsumerEpochValue:
 
 @struct
 class AssignmentEpochValue:
-    """...TargetAssignmentMetadataValue of all three."""
+    """ConsumerGroup-, ShareGroup- and StreamsGroupTargetAssignmentMetadataValue."""
 
     assignment_epoch: int = int32()
 
 
 @struct
 class TargetAssignmentValue:
-    """Consumer...- and ShareGroupTargetAssignmentMemberValue."""
+    """ConsumerGroup- and ShareGroupTargetAssignmentMemberValue."""
 
     topic_partitions: tuple[TopicPartitions, ...] = array(TopicPartitions)
 

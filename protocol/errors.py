@@ -200,7 +200,7 @@ _RETRIABLE = frozenset(
 
 
 class ProtocolError(Exception):
-    """Bytes that are no Kafka frame, header or body: the connection cannot go on."""
+    """Error: the bytes are not a Kafka frame, header or body. The connection must close."""
 
 
 MAX_MESSAGE_CHARS = 400
@@ -213,5 +213,6 @@ class KafkaError(Exception):
     def __init__(self, code: ErrorCode, message: str | None = None) -> None:
         self.code = code
         self.message = None if message is None else shown(message, MAX_MESSAGE_CHARS)
-        """For the response's error message field, where the version has one. It may repeat what the client sent."""
+        """Text for the response's field for an error message, if the version has one. It may repeat texts of the
+        client."""
         super().__init__(f"{code.name}: {self.message}" if message else code.name)

@@ -32,7 +32,7 @@ _size = Struct(">i")
 
 
 class FrameError(ProtocolError):
-    """A size that no request has: none at all, negative or above the limit."""
+    """Error: a frame size that no request has, because it is zero, negative, or above the limit."""
 
 
 class FrameSplitter:

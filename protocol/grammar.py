@@ -2,9 +2,9 @@
 
 The one idea: the grammar is derived from the declaration, one tree per message and version, and everything else about
 bytes is derived from the grammar: `sluice decode` and the tests parse and build with it, and `specialise` walks the
-same tree to write the functions that the server runs. Its constructs therefore keep what a walker asks for as plain
-attributes. It is bounded like those functions (but for a request's elements altogether) and accepts the same bytes,
-but it is slow: never on the hot path.
+same tree to write the functions that the server runs. So its constructs have the properties that this walk needs as
+plain attributes. It has the bounds of those functions, except the bound on all elements of a request, and accepts the
+same bytes. It is slow, so no served request uses it.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ M = TypeVar("M")
 UUID_BYTES = 16
 
 MAX_STRING_BYTES = 0x7FFF
-"""The longest string, compact ones included: a plain length has sixteen bits, and Kafka reads no compact string above
-that either. `bytes` and records have no such bound."""
+"""The longest string. The length of a plain string has sixteen bits, and Kafka reads no longer compact string either.
+`bytes` and records have no such bound."""
 
 MAX_ARRAY_ELEMENTS = 1_000_000
 """The largest count that is read of one array, in requests and responses, as in Kafka 4.4."""
@@ -73,7 +73,7 @@ def _put(piece: Construct, value: Any, stream: BinaryIO, path: str) -> None:
 
 
 class UnsignedVarint(Construct):
-    """At most five bytes and 32 bits, least significant seven first."""
+    """An unsigned varint: at most five bytes and 32 bits, the lowest seven bits first."""
 
     min_bytes = 1
 
@@ -96,7 +96,8 @@ _uvarint = UnsignedVarint()
 
 
 class Length(Construct):
-    """A length or count, None for null: an unsigned varint of one more if compact, else a plain integer and -1."""
+    """A length or count; None for null. The compact form is an unsigned varint of the length plus one. The plain form
+    is an integer, -1 for null."""
 
     def __init__(self, plain: FormatField, *, compact: bool, nullable: bool) -> None:
         super().__init__()
@@ -124,7 +125,7 @@ class Length(Construct):
 
 
 class Flag(Construct):
-    """A byte; any but zero is true."""
+    """A boolean in one byte. Every byte but zero is true."""
 
     min_bytes = 1
 
@@ -136,7 +137,7 @@ class Flag(Construct):
 
 
 class Uuid(Construct):
-    """Sixteen bytes."""
+    """A UUID in sixteen bytes."""
 
     min_bytes = UUID_BYTES
 
@@ -148,7 +149,7 @@ class Uuid(Construct):
 
 
 class Octets(Construct):
-    """Bytes behind their length."""
+    """Bytes after their length."""
 
     def __init__(self, length: Length) -> None:
         super().__init__()
@@ -165,7 +166,7 @@ class Octets(Construct):
 
 
 class Text(Octets):
-    """UTF-8 behind its length in bytes; what is not becomes U+FFFD."""
+    """A UTF-8 string after its length in bytes. Invalid bytes become U+FFFD."""
 
     def _parse(self, stream: BinaryIO, context: Any, path: str) -> str | None:
         length = _take(self.length, stream, path)
@@ -187,7 +188,7 @@ class Records(Octets):
 
 
 class Array(Construct):
-    """Elements behind their count, which is checked before the first is read."""
+    """An array: its elements after their count. The count is checked before the first element is read."""
 
     def __init__(self, count: Length, element: Construct) -> None:
         super().__init__()
@@ -214,7 +215,7 @@ class Array(Construct):
 
 
 class Optional(Construct):
-    """A struct that may be null: behind a byte, negative for null."""
+    """A struct that may be null. A byte precedes it, negative for null."""
 
     def __init__(self, present: Record) -> None:
         super().__init__()
@@ -241,7 +242,8 @@ class TaggedField:
 
 
 class TaggedSection(Construct):
-    """Fields behind tag and size (KIP-482). Tags that are not known are skipped; of a repeated one the last counts."""
+    """Tagged fields, each after its tag and its size (KIP-482). Unknown tags are skipped. If a tag is repeated, its
+    last field counts."""
 
     min_bytes = 1
 
@@ -289,7 +291,7 @@ class Record(Construct):
         self.struct_type = struct_type
         self.subcons = subcons
         self.absent = absent
-        """Fields that the version lacks: never written, read as their default."""
+        """Fields that the version lacks. They are never written, and reading yields their defaults."""
         self.tagged = tagged
         self.min_bytes = sum(min_bytes(subcon.subcon) for subcon in subcons) + (0 if tagged is None else 1)
 
@@ -309,7 +311,7 @@ class Record(Construct):
 
 
 def min_bytes(piece: Construct) -> int:
-    """The fewest bytes that a construct of a grammar takes."""
+    """Return the least number of bytes that a construct of a grammar takes."""
     return piece.length if isinstance(piece, FormatField) else cast("Any", piece).min_bytes
 
 
@@ -334,7 +336,7 @@ def grammar(message_type: type[Any], version: int) -> Record:
 
 @cache
 def struct_grammar(struct_type: type[Any], version: int, *, flexible: bool) -> Record:
-    """The grammar of a struct that is no part of a message."""
+    """Return the grammar of a struct that is not part of a message."""
     return _record(struct_schema(struct_type), version, compact=flexible)
 
 

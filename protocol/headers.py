@@ -1,8 +1,8 @@
 """Request and response headers: what stands between a frame's size and its body.
 
-The one idea: which header version applies follows from the declared message (request header v2 and response header v1
-once the message is flexible; ApiVersions is always answered with header v0, since its client does not yet know what we
-speak). No tagged field of a header is defined upstream, so they are skipped. Bodies are the codec's.
+The one idea: the declared message decides the header version (request header v2 and response header v1 once the message
+is flexible; ApiVersions is always answered with header v0, because its client does not know the served versions yet).
+No tagged field of a header is defined upstream, so they are skipped. Bodies are the codec's.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _NO_TAGGED_FIELDS = b"\0"
 
 class RequestHeader(NamedTuple):
     api_key: int
-    """Maybe of no API we know."""
+    """Number of an API, perhaps an unknown one."""
     api_version: int
-    """Maybe of no version we know."""
+    """Version of the API, perhaps an unknown one."""
     correlation_id: int
     client_id: str | None
 
@@ -58,11 +58,11 @@ _flexible_responses = _Flexible(Direction.RESPONSE)
 
 
 def decode_request_header(buffer: Buffer) -> tuple[RequestHeader, int]:
-    """A frame's header and where its body begins. Raises ProtocolError if torn.
+    """Return a frame's header, and the position at which its body begins. Raise ProtocolError if the header is torn.
 
-    Of an API or version that is not declared only key, version and correlation id must be there, so that the
-    request can still be answered with UNSUPPORTED_VERSION; the client id is then a best effort and the position that
-    of the end of header v1.
+    If the API or version is not declared, key, version and correlation id suffice, so that the request can still be
+    answered with UNSUPPORTED_VERSION. The client id is then None if it cannot be read, and the position is the end of
+    header v1.
     """
     if len(buffer) < _ids.size:
         raise ProtocolError(f"a request header of {len(buffer)} bytes")
@@ -75,7 +75,7 @@ def decode_request_header(buffer: Buffer) -> tuple[RequestHeader, int]:
             raise
         client_id, position = None, len(buffer)
     if flexible:
-        # No client sends tagged fields here: nearly always the section is this one byte.
+        # No client sends tagged fields here, so the section is nearly always this one byte.
         if buffer[position : position + 1] == _NO_TAGGED_FIELDS:
             position += 1
         else:
@@ -99,7 +99,7 @@ def _read_client_id(buffer: Buffer) -> tuple[str | None, int]:
 
 
 def encode_request_header(header: RequestHeader) -> bytes:
-    """The client's direction; an API or version that is not declared gets header v1."""
+    """Encode a request's header, as clients do. An API or version that is not declared gets header v1."""
     client_id = None if header.client_id is None else header.client_id.encode()
     encoded = _ids.pack(header.api_key, header.api_version, header.correlation_id)
     encoded += _length.pack(-1) if client_id is None else _length.pack(len(client_id)) + client_id
@@ -107,13 +107,14 @@ def encode_request_header(header: RequestHeader) -> bytes:
 
 
 def encode_response_header(api_key: int, version: int, correlation_id: int) -> bytes:
-    """Header of the response to a request of that key and version."""
+    """Encode the header of the response to a request of this key and version."""
     encoded = _correlation_id.pack(correlation_id)
     return encoded + _NO_TAGGED_FIELDS if _flexible_responses[api_key, version] else encoded
 
 
 def decode_response_header(api_key: int, version: int, buffer: Buffer) -> tuple[int, int]:
-    """The client's direction: correlation id, and where the body begins. Raises ProtocolError if torn."""
+    """Decode a response's header, as clients do. Return the correlation id, and the position at which the body begins.
+    Raise ProtocolError if the header is torn."""
     if len(buffer) < _correlation_id.size:
         raise ProtocolError(f"a response header of {len(buffer)} bytes")
     (correlation_id,) = _correlation_id.unpack_from(buffer)

@@ -45,7 +45,7 @@ MAX_HEADERS = 65_536
 """Limit for one record larger than a window; in a window the bytes bound the headers."""
 
 _ZEROS = bytes(32)
-"""Behind the last record; the parser reads at most two varints too far."""
+"""Zeros after the last record. The parser reads at most two varints too far."""
 
 _COUNT = struct.Struct(">i")
 
@@ -94,8 +94,8 @@ class RecordReader:
         max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
         scratch: memoryview | None = None,
     ) -> None:
-        """`head` is read if it is not given. With `scratch` (see `decompress`) the body may lie in it, until it is used
-        again."""
+        """Without `head`, it is read from the batch. With `scratch` (see `decompress`) the body may lie in `scratch`,
+        until that is used again."""
         head = head or read_head(batch)
         if head.magic != MAGIC:
             raise ProtocolError(f"record batch of magic {head.magic}")
@@ -108,7 +108,7 @@ class RecordReader:
                 payload = memoryview(decompress(codec, payload, max_decompressed_bytes, scratch))
             self._window_head = _without_codec(self._window_head)
         self.body = payload
-        """All records, decompressed."""
+        """Bytes of all records, decompressed."""
         if head.records_count < 0 or head.records_count * MIN_RECORD_BYTES > len(payload):
             raise ProtocolError(f"{head.records_count} records cannot lie in {len(payload)} bytes")
 
@@ -174,7 +174,8 @@ class RecordReader:
 
 
 def _without_codec(head: Buffer) -> bytearray:
-    """The head of the same batch, not compressed, but for its length and CRC, which the parser does not look at."""
+    """Return the head of the same batch without compression. Its length and CRC stay wrong, because the parser does not
+    read them."""
     plain = bytearray(head)
     plain[ATTRIBUTES_LOW_AT] &= ~CODEC_MASK
     return plain
@@ -193,7 +194,7 @@ def record_spans(body: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def shift_timestamp(record: memoryview, by_ms: int) -> bytes:
-    """One record, as `record_spans` finds it, with its timestamp delta raised."""
+    """Return one record, as `record_spans` yields it, with `by_ms` added to its timestamp delta."""
     total = len(record)
     _, position = read_zigzag32(record, 0, total)
     attributes = record[position : position + 1]
@@ -260,7 +261,8 @@ def _run(found: bytearray, byte: int) -> int:
 
 
 def _long_length(window: bytearray, position: int, limit: int) -> tuple[int, int]:
-    """A record's length that takes three bytes or more, and where it ends; none fits a window if it does not end."""
+    """Return a record's length that takes three or more bytes, and the position after these bytes. If the length is cut
+    off or negative, return a length that no window holds."""
     try:
         length, position = read_zigzag32(window, position, limit)
     except ProtocolError:

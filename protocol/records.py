@@ -120,8 +120,8 @@ class BatchHead(NamedTuple):
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """Time from which tombstones of this batch may go (KIP-534), kept in base_timestamp if attribute bit 6 is
-        set."""
+        """Time from which tombstones of this batch may be removed (KIP-534), kept in base_timestamp if attribute bit 6
+        is set."""
         return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
 
@@ -140,7 +140,8 @@ class Record:
 
 
 def magic_of(buffer: Buffer) -> int:
-    """The magic byte, which all three formats keep at the same place; a magic 0 or 1 message may be under 61 bytes."""
+    """Return the magic byte, which all three formats have at the same place. A message of magic 0 or 1 may have fewer
+    than 61 bytes."""
     if len(buffer) <= 16:
         raise ProtocolError("record batch ends before its magic byte")
     return buffer[16]
@@ -162,7 +163,7 @@ def read_head(buffer: Buffer) -> BatchHead:
 
 
 def encode_head(head: BatchHead) -> bytes:
-    """The 61 bytes of `read_head`, as they stand in `head`: neither length nor CRC is computed."""
+    """Return the 61 bytes of a head, as `read_head` reads them. Length and CRC are taken from `head`, not computed."""
     return _HEAD.pack(*head)
 
 
@@ -193,8 +194,8 @@ def split_batches(records: Buffer, *, fetched: bool = False) -> list[memoryview]
 
 
 def verify_crc(batch: Buffer, head: BatchHead | None = None) -> bool:
-    """Return whether the CRC-32C over attributes to the end of the batch is the one in its head, which is read if it is
-    not given.
+    """Return whether the CRC-32C in the batch's head matches the bytes from the attributes to the end. Without `head`,
+    it is read from the batch.
 
     Raise ProtocolError if the batch is torn.
     """
@@ -218,10 +219,10 @@ def set_log_append_time(batch: bytearray | memoryview, now_ms: int) -> None:
 
 
 def iter_records(batch: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> Iterator[Record]:
-    """The records of one batch of magic 2, in order.
+    """Iterate over the records of one batch of magic 2, in order.
 
-    Raises ProtocolError, at the call or while iterating, on anything that is not exactly `records_count` well-formed
-    records with rising offsets inside the batch, or that decompresses to more than the bound. The CRC is not checked.
+    Raise ProtocolError, at the call or while iterating, unless the batch holds exactly `records_count` well-formed
+    records with rising offsets, and decompresses to at most the bound. The CRC is not checked.
     """
     head = read_head(batch)
     if head.magic != MAGIC:
@@ -339,10 +340,10 @@ def build_batch(
     is_control: bool = False,
     delete_horizon_ms: int | None = None,
 ) -> bytes:
-    """One batch of magic 2 holding `records`, whose offsets are absolute, rising, and not below `base_offset`.
+    """Build one batch of magic 2 with `records`, whose offsets are absolute, rising, and not below `base_offset`.
 
-    Compaction gives `last_offset_delta`, `max_timestamp` and no or fewer records, so that a batch keeps its place in
-    the log; otherwise both follow from the records. ValueError if the records do not fit the batch.
+    Compaction passes `last_offset_delta`, `max_timestamp` and no or fewer records, so that a batch keeps its place in
+    the log; otherwise both follow from the records. Raise ValueError if the records do not fit the batch.
     """
     base_timestamp = records[0].timestamp if records else -1
     if delete_horizon_ms is not None:
@@ -423,7 +424,8 @@ def without_producer(head: BatchHead) -> BatchHead:
 
 
 def seal_batch(head: BatchHead, payload: Buffer) -> bytearray:
-    """The batch of this head and these compressed records; length and CRC are computed, all else is as `head` says."""
+    """Build the batch of this head and these compressed records. Length and CRC are computed; all other fields are
+    those of `head`."""
     batch = bytearray(encode_head(head._replace(batch_length=HEAD_BYTES - LENGTH_END + len(payload))))
     batch += payload
     _UINT32.pack_into(batch, _CRC_AT, crc32c.crc32c(memoryview(batch)[_COVERED_AT:]))

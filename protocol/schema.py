@@ -20,7 +20,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 ZERO_UUID = UUID(int=0)
-"""Upstream's "no id"."""
+"""Upstream's value for "no id"."""
 
 
 class Direction(Enum):

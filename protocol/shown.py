@@ -13,10 +13,10 @@ CUT = "…"
 
 
 def shown(text: str, longest: int | None = MAX_NAME_CHARS) -> str:
-    """The text with escape sequences in place of characters that are not printable, cut in its middle to `longest`
-    characters; None cuts nothing."""
+    """Return the text with escape sequences in place of characters that are not printable, cut in its middle to
+    `longest` characters. None cuts nothing."""
     if longest is not None and len(text) > longest:
-        # Before the escaping, which costs a step for each character.
+        # Cut before the escaping, because escaping costs a step for each character.
         text = _cut(text, longest)
     if text.isprintable():
         return text

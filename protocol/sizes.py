@@ -67,7 +67,7 @@ def _weight(value: Any, limit: int) -> int:
 
 @cache
 def _weighed(struct_type: type[Any]) -> tuple[tuple[str, bool, str], ...]:
-    """The fields that may be long: name, whether it is an array, and what it holds."""
+    """Return the fields that may be long: the name, whether it is an array, and the type of its elements."""
     found: list[tuple[str, bool, str]] = []
     for field in struct_schema(struct_type).fields:
         kind = _kind_of(field.kind)

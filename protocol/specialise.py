@@ -1,10 +1,11 @@
 """Writes one decode and one encode function per message and version by walking its grammar.
 
-The one idea: what a grammar decides again for every byte (which field, how long, nullable or not) is decided once, and
-the answer is a straight-line Python function with the loops inlined, compiled at first use. Neighbouring fields of
-fixed size, and the first byte of the length behind them, are read by one `struct` call. Reads past the end yield short
-slices or IndexError, so one check at the end of the message suffices; only counts are checked where they stand,
-because they decide about memory. It knows the constructs of `grammar` and nothing of particular messages.
+The one idea: a grammar decides again for every byte which field it is, how long it is, and whether it may be null. A
+generated function decides all of this once: it is straight-line Python with the loops inlined, compiled at first use.
+Neighbouring fields of fixed size, and the first byte of the length behind them, are read by one `struct` call. Reads
+past the end yield short slices or IndexError, so one check at the end of the message suffices; only counts are checked
+at once, because they decide how much memory is allocated. It knows the constructs of `grammar` and nothing of
+particular messages.
 """
 
 from __future__ import annotations
@@ -47,31 +48,33 @@ Encoder: TypeAlias = Callable[[Any], list[Buffer]]
 """Raises ValueError, TypeError, AttributeError or struct.error for values that have no place on the wire."""
 
 COPIED_RECORDS_BYTES = 4096
-"""Records up to here stand among the fields: to send two chunks more costs as much as to copy them, and an answer of a
-hundred thousand partitions would be two hundred thousand chunks, which hold the event loop while they are handed over.
+"""Records up to this size are copied between the other fields. To send two more chunks costs as much as to copy this
+many bytes. A response about a hundred thousand partitions would have two hundred thousand chunks, and handing them to
+the transport would block the event loop.
 """
 
 
 ELEMENT_BYTES = 256
-"""Bytes of a long string that count as one element: so many cost about as much to decode or encode."""
+"""Bytes of a long string that count as one element, because decoding or encoding them costs about as much."""
 
 
 class EncodedElements(tuple[Any, ...]):
-    """Bytes of an array's structs, encoded already, a piece each. It may stand for such an array if that is a field
-    of the message itself. So a long answer that hardly changes is assembled, not encoded anew."""
+    """Encoded structs of an array, one piece each. It may take the place of an array that is a field of the message
+    itself. So a long response that hardly changes is assembled from pieces and not encoded again."""
 
     __slots__ = ()
 
 
 UVARINTS = tuple(write_uvarint(value) for value in range(1 << 12))
-"""The lengths, counts and tags that occur, ready made."""
+"""Encoded forms of the usual lengths, counts and tags."""
 
 
 def specialise_decoder(record: Record, version: int, max_elements: int | None = None) -> Decoder:
-    """A function equal to the grammar's parse. Needs a `bytes` buffer unless `has_records(record)`.
+    """Return a function that decodes as the grammar's parse does. It needs a `bytes` buffer unless
+    `has_records(record)`.
 
-    `max_elements` bounds array elements, tagged fields and long strings (`ELEMENT_BYTES`) of the whole message; None
-    leaves that to its bytes.
+    `max_elements` bounds array elements, tagged fields and long strings (`ELEMENT_BYTES`) of the whole message; with
+    None only the number of bytes bounds them.
     """
     return _DecoderSource(record, version, max_elements).compile()
 
@@ -101,10 +104,10 @@ def has_records(piece: Construct) -> bool:
 
 @cache
 def unsealed(struct_type: type[Any]) -> type[Any]:
-    """A class with the slots of a frozen dataclass and nothing else.
+    """Return a class with the slots of a frozen dataclass and nothing else.
 
     Filling its slots and then setting `__class__` makes an instance of the frozen class several times faster than that
-    class's own constructor, which must go round its own `__setattr__` for every field.
+    class's own constructor, which must bypass its own `__setattr__` for every field.
     """
     names = tuple(field.name for field in struct_schema(struct_type).fields)
     return type(f"Unsealed{struct_type.__name__}", (), {"__slots__": names})
@@ -112,7 +115,8 @@ def unsealed(struct_type: type[Any]) -> type[Any]:
 
 @lru_cache(maxsize=4096)
 def uuid_of(octets: bytes) -> UUID:
-    """The id of sixteen bytes. Topic ids repeat from request to request, and making one costs more than a partition."""
+    """Return the UUID of sixteen bytes. Topic ids repeat from request to request, and making one costs more than the
+    rest of a partition."""
     return UUID(bytes=octets)
 
 
@@ -134,7 +138,7 @@ def _crowded(max_elements: int) -> None:
 
 
 class TooManyElementsError(ProtocolError):
-    """A message that may be well-formed and has more elements than its decoder was made for."""
+    """Error: the message may be well-formed, but it has more elements than its decoder was made for."""
 
 
 class _Source:
@@ -164,7 +168,7 @@ class _Source:
         return f"{stem}{next(self._numbers)}"
 
     def bind(self, stem: str, value: Any) -> str:
-        """An expression for an object: its literal or a name, the same one for the same object."""
+        """Return an expression for an object: its literal, or a name. The same object always gets the same name."""
         if value is None or value == () or isinstance(value, int | str | bytes):
             return repr(value)
         key = (stem, id(value))
@@ -289,7 +293,7 @@ class _DecoderSource(_Source):
     def read_octets(self, piece: Octets, target: str) -> None:
         name = self.read_length(piece.length, target.partition(".")[2] or "element")
         with self.unless_null(piece.length, name, target):
-            # A plain length of a string cannot say more.
+            # A plain length has sixteen bits, so it cannot be larger.
             if isinstance(piece, Text) and piece.length.compact:
                 with self.block(f"if {name} > {MAX_STRING_BYTES}:"):
                     self.line("refuse('a string is too long')")
@@ -346,7 +350,8 @@ class _DecoderSource(_Source):
             self.read(piece.present, target)
 
     def read_record(self, record: Record, made: str) -> None:
-        """Fields are read in order; what is still pending before a record stays in front of its own."""
+        """Generate code that reads the fields in order. Fixed fields that are pending before the record are read
+        together with its first ones."""
         self.line(f"{made} = {self.bind('unsealed', unsealed(record.struct_type))}()")
         for name, default in record.absent.items():
             self.line(f"{made}.{name} = {self.bind('default', default)}")

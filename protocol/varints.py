@@ -1,6 +1,6 @@
 """Varints: unsigned ones of KIP-482 with the tagged sections that are skipped with them, and the records' zigzag ones.
 
-The one idea: so many bytes and bits at most, checked against an `end` that no read passes.
+The one idea: each kind of varint has a maximal number of bytes and bits, and no read passes `end`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ MAX_TAGGED_FIELDS = 127
 
 
 def read_uvarint(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
-    """Value and the position behind it; raises ProtocolError if torn, longer than five bytes or above 32 bits."""
+    """Return the value, and the position after it. Raise ProtocolError if the varint is torn, longer than five bytes,
+    or above 32 bits."""
     value = 0
     for shift in (0, 7, 14, 21, 28):
         if position >= end:
@@ -31,7 +32,7 @@ def read_uvarint(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
 
 
 def write_uvarint(value: int) -> bytes:
-    """Shortest form; raises ValueError outside 32 bits."""
+    """Encode the value in the shortest form. Raise ValueError if it does not fit 32 bits."""
     if not 0 <= value <= MAX_UVARINT:
         raise ValueError(f"{value} does not fit an unsigned varint")
     encoded = bytearray()
@@ -43,7 +44,8 @@ def write_uvarint(value: int) -> bytes:
 
 
 def skip_tagged_fields(buffer: Buffer, position: int, end: int) -> int:
-    """The position behind a tagged section of which no tag is known; raises ProtocolError if torn."""
+    """Return the position after a section of tagged fields, none of which is known. Raise ProtocolError if it is
+    torn."""
     count, position = read_uvarint(buffer, position, end)
     if count > MAX_TAGGED_FIELDS or 2 * count > end - position:
         raise ProtocolError(f"{count} tagged fields in {end - position} bytes")
@@ -57,19 +59,21 @@ def skip_tagged_fields(buffer: Buffer, position: int, end: int) -> int:
 
 
 def read_zigzag32(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
-    """A record's int32, zigzag in at most five bytes, and the position behind it; raises ProtocolError if torn."""
+    """Return a record's int32 (zigzag, at most five bytes), and the position after it. Raise ProtocolError if it is
+    torn."""
     if position < end and (byte := buffer[position]) < 0x80:
         return (byte >> 1) ^ -(byte & 1), position + 1
     return _read_zigzag(buffer, position, end, 32)
 
 
 def read_zigzag64(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
-    """A record's int64, zigzag in at most ten bytes, and the position behind it; raises ProtocolError if torn."""
+    """Return a record's int64 (zigzag, at most ten bytes), and the position after it. Raise ProtocolError if it is
+    torn."""
     return _read_zigzag(buffer, position, end, 64)
 
 
 def write_zigzag(value: int) -> bytes:
-    """A record's int32 or int64."""
+    """Encode a record's int32 or int64 in zigzag form."""
     raw = value << 1 if value >= 0 else (-value << 1) - 1
     encoded = bytearray()
     while raw > 0x7F:

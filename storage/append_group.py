@@ -35,7 +35,7 @@ class _Entry:
 RING = 5
 """Batches of a producer that Postgres remembers in a partition (`producer_state`)."""
 SEQUENCES = 2**31
-"""Sequences wrap at this number."""
+"""Sequence numbers wrap after this number."""
 
 _PADDING: list[None] = [None] * RING
 

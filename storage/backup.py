@@ -59,8 +59,8 @@ _NO_TIMEOUTS = dict.fromkeys(
     ),
     "0",
 )
-"""Settings of our session. While programs and copies run it is idle in its transaction, for hours if need be, and a
-default of the database would end it."""
+"""Settings of the backup's session. While programs and copies run, it is idle in its transaction, if need be for hours.
+A default of the database would end it."""
 _NOT_NULL = rb"(?:CONSTRAINT \S+ )?NOT NULL [^\s,]+"
 
 
@@ -175,7 +175,7 @@ def _prepare(target: Path, marker: bytes | None) -> None:
 
 
 def _refuse_others(directory: Path, is_ours: Callable[[str], bool]) -> None:
-    """Refuse to write among files that are no part of a backup, whole or torn."""
+    """Refuse a target directory with files that belong to no backup, complete or incomplete."""
     other = next((entry.name for entry in directory.iterdir() if not is_ours(entry.name)), None)
     if other is not None:
         raise StorageError(
@@ -291,7 +291,8 @@ async def _dump(url: str, snapshot: str, target: Path) -> None:
         dump = await _start(
             "pg_dump",
             *("--snapshot", snapshot, "--format", "custom", "--compress", "0", "--schema", schema.TABLE_SCHEMA),
-            # Opened anew, by a name that leads to no other file: standard output gets a second table of contents.
+            # Open the table of contents anew, by a name that no other file can have: standard output already has the
+            # first one.
             *("--file", f"/dev/fd/{dump_fd}"),
             url=url,
             inherited=(dump_fd,),

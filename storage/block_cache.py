@@ -17,7 +17,7 @@ from storage.byte_store import Range
 
 BLOCK_BYTES = 1024 * 1024
 SPAN_BLOCKS = 4
-"""Maximal number of blocks of one request."""
+"""Maximal number of blocks that one request reads."""
 REQUESTS = 16
 """Concurrent requests of all readers. With SPAN_BLOCKS this bounds the memory outside the cache."""
 AHEAD_BLOCKS = 8

@@ -58,8 +58,8 @@ class ByteStore(Protocol):
         ...
 
     async def load(self, object_id: int, ranges: Sequence[Range], look: Callable[[list[bytearray]], T]) -> T:
-        """Return what `look` makes of the bytes of the ranges, in the given order. `look` runs off the event loop.
-        If the object is too short, the end of a range's bytes is missing."""
+        """Read byte ranges, and return what `look` returns for their bytes. Ranges are passed to it in the given order.
+        `look` runs off the event loop. If the object is too short, the end of a range's bytes is missing."""
         ...
 
     def forget(self, object_id: int | None) -> None:

@@ -30,7 +30,7 @@ class DatabaseUrl:
 
     @property
     def for_asyncpg(self) -> str:
-        """The same database in a form that every promised Python and asyncpg read alike."""
+        """Return the URL in a form that asyncpg and every supported Python read in the same way."""
         login = "" if self.login is None else f"{self.login}@"
         if len(self.hosts) < 2 or not any("[" in host for host in self.hosts):
             query = f"?{self.query}" if self.query else ""

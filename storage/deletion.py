@@ -165,7 +165,7 @@ class DeletionStore:
 
 
 class _Turn:
-    """A budget of statements, and what they have removed."""
+    """The statements that one turn may still run, and how much they have removed."""
 
     def __init__(self, pool: Pool, steps: Steps) -> None:
         self._pool = pool

@@ -127,7 +127,7 @@ class EmbeddedPostgres:
         self._launched_at = 0.0
         self._log_start_bytes = 0
         self._log_is_too_long = False
-        """True if the log should have been cut and could not be."""
+        """True if the log was too long and could not be cut."""
 
     @property
     def url(self) -> str:
@@ -314,7 +314,7 @@ class EmbeddedPostgres:
                     "--no-instructions",
                     "--data-checksums",  # the default since Postgres 18
                 ),
-                # A cluster that is never synced is a test's, which is copied: small segments make it smaller.
+                # A cluster that is never synced belongs to a test and is copied. Small segments make the copy smaller.
                 *(["--no-sync", "--wal-segsize=1"] if self._settings["fsync"] == "off" else []),
             ],
             asyncio.subprocess.PIPE,
@@ -325,7 +325,7 @@ class EmbeddedPostgres:
             raise EmbeddedPostgresError(f"initdb did not finish in {INITDB_SECONDS:.0f} s") from None
         finally:
             if process.returncode is None:
-                # With the servers that it starts: they have its session.
+                # The servers that this process has started end too, because they belong to its session.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
@@ -344,7 +344,8 @@ class EmbeddedPostgres:
             # The socket's directory admits no other account, and the user may have no name to compare.
             self._write_owned("pg_hba.conf", "local all all trust\nlocal replication all trust\n")
         else:
-            # The account itself has no need to connect, and an existing cluster's may be shared: only root may.
+            # The account itself need not connect, and an existing cluster's account may be shared. So only root may
+            # connect.
             root = pwd.getpwuid(0).pw_name
             lines = [f"local {databases} all peer map=gateway\n" for databases in ("all", "replication")]
             self._write_owned("pg_hba.conf", "".join(lines))
@@ -365,7 +366,8 @@ class EmbeddedPostgres:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output if output != asyncio.subprocess.PIPE else asyncio.subprocess.STDOUT,
-            # Neither our directory, which it may not enter, nor our terminal, whose Ctrl-C is for us to handle.
+            # The working directory must not be ours, which the server's user may be unable to enter. The session must
+            # not be ours, because Ctrl-C on our terminal is for this process.
             cwd="/",
             start_new_session=True,
             env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
@@ -409,7 +411,7 @@ class EmbeddedPostgres:
             await asyncio.sleep(POLL_SECONDS)
 
     def _postmaster_status(self) -> tuple[int | None, str]:
-        """Process id and status of postmaster.pid, whose lines the server writes one after the other."""
+        """Return process id and status from postmaster.pid, whose lines the server writes one after the other."""
         try:
             lines = self._pid_file().splitlines()
         except FileNotFoundError:
@@ -500,8 +502,8 @@ class EmbeddedPostgres:
         command = _command_of(pid)
         if command is None or os.fsencode(self.cluster_dir) not in command:
             return None
-        # The cluster's owner writes the number into the file, and must not have us end another user's process. Root
-        # runs no postmaster, because Postgres refuses to.
+        # The cluster's owner writes this number into the file, and must not make us end another user's process. A
+        # process of root is never a postmaster, because Postgres refuses to run as root.
         uid = _uid_of_process(pid)
         return pid if uid and uid == self.cluster_dir.lstat().st_uid else None
 
@@ -542,7 +544,7 @@ class EmbeddedPostgres:
         return last_line(self._log_from(-4096))
 
     def _fatal_log_line(self) -> str:
-        """Line of the log that says why this start failed."""
+        """Return the line of the log that says why this start failed."""
         return fatal_line(self._log_from(self._log_start_bytes)[:65536])
 
     def _log_from(self, position: int) -> bytes:
@@ -563,7 +565,7 @@ def _command_of(pid: int) -> list[bytes] | None:
 
 
 def _uid_of_process(pid: int) -> int | None:
-    """Effective uid of a live process."""
+    """Return the effective uid of a live process."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -38,7 +38,7 @@ class Account:
 
 
 async def own_account() -> Account:
-    """The system user of the embedded Postgres, created if it does not exist."""
+    """Return the system user of the embedded Postgres. Create it if it does not exist."""
     output = b""
     for attempt in range(USERADD_ATTEMPTS):
         with contextlib.suppress(KeyError):

@@ -6,7 +6,7 @@ the standard library. It decides nothing about Postgres: `storage/embedded.py` g
 
     embedded_child.py UID GID PARENT_PID DIRECTORY COMMAND [ARGUMENT ...]
 
-UID `-` keeps the present user. DIRECTORY is what the command must be able to enter.
+UID `-` keeps the present user. DIRECTORY is the directory that the command must be able to enter.
 """
 
 from __future__ import annotations

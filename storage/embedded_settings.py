@@ -1,4 +1,4 @@
-"""The settings of the embedded Postgres, and its configuration file."""
+"""Settings and configuration file of the embedded Postgres."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SERVER_SETTINGS: Mapping[str, str] = {
     "restart_after_crash": "off",
     # A group commit carries up to 8 MiB.
     "wal_buffers": "16MB",
-    # 1 GB sustained more, at half the p99, than 8 GB did, and bounds disk and crash recovery to seconds.
-    # Recycled segments are written faster than new ones, so keep half of them.
+    # With 1 GB the server sustained more, at half the p99, than with 8 GB, and the bound limits disk space and crash
+    # recovery to seconds. Recycled segments are written faster than new ones, so half of the bound is kept.
     "max_wal_size": "1GB",
     "min_wal_size": "512MB",
     "checkpoint_timeout": "15min",

@@ -22,7 +22,7 @@ from storage.types import CoordinatorLease, Document, GroupChange, GroupRecord, 
 
 DELETED_AT_A_TIME = 10_000
 _ROWS_PER_TURN = 250
-"""Rows of members, whose documents are parsed: some milliseconds."""
+"""Rows of members whose documents are parsed without giving way: some milliseconds."""
 
 
 class GroupStore:
@@ -199,7 +199,7 @@ def _from_json(text: str) -> Document:
 
 
 def _strings(value: Any, change: Any) -> Any:
-    """Return the JSON value with every string, keys too, changed."""
+    """Return the JSON value with `change` applied to every string, keys included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):

@@ -28,7 +28,7 @@ log."""
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The accepted history as it was known when a question was asked."""
+    """The accepted history, as known when a question is sent to a server."""
 
     history: int
     flushed_lsn: int = 0
@@ -42,11 +42,11 @@ class Witness:
     """A new connection's answers about its server."""
 
     identity: str | None
-    """None: a standby."""
+    """None on a standby."""
     flushed_lsn: int | None
     history: int | None
     has_all: bool
-    """True if it has all transactions that were known when it was asked."""
+    """True if the server has all transactions that were known when it was asked."""
 
 
 class HistoryGuard:
@@ -54,7 +54,7 @@ class HistoryGuard:
 
     def __init__(self) -> None:
         self.broken = asyncio.Event()
-        """Set when another history was found, until one is accepted."""
+        """Set when a connection has shown another history, until a history is accepted."""
         self._identity: str | None = None
         self._flushed_lsn = 0
         self._history = 0

@@ -128,7 +128,7 @@ class GroupHistory:
 
 
 class JournalStore:
-    """Writes and reads the journal on the cold pool only, so that no client's request waits for the journal."""
+    """Write and read the journal on the cold pool only, so that no client's request waits for the journal."""
 
     def __init__(self, database: Database) -> None:
         self._cold = database.cold

@@ -49,7 +49,7 @@ INLINE_MAX_BYTES = 64 * 1024
 """Commits up to this size stay inline even if there are segments: one record then costs one statement."""
 
 SPARE_BYTES = 8 * 1024 * 1024
-"""How many bytes a read may fetch that its limits cut off again, since chunks are read whole."""
+"""How many bytes a read may fetch beyond its limits, because chunks are read whole."""
 
 REPORT_INTERVAL_S = 5.0
 """Interval between log lines about one unreadable object. Consumers ask again and again while a store is away."""
@@ -78,9 +78,9 @@ class Bounds:
 
     copy_mean_bytes: int = 64 * 1024
     copy_group_bytes: int = 512 * 1024
-    """Inline groups at least this large, of chunks at least so large on average, go by COPY. The mean is within the
-    measured crossover (16 to 256 KiB). The group's size is a judgement: COPY takes four round trips, a statement
-    one."""
+    """Groups of at least this size, with at least this mean size of a chunk, are written inline by COPY. The mean is
+    within the measured crossover (16 to 256 KiB). The group's size is a judgement: COPY takes four round trips, a
+    statement one."""
     requests: int = 500
     """Partitions that one statement reads. Its rows are handled in one go: some milliseconds for so many."""
     aborted: int = 5_000
@@ -119,11 +119,11 @@ class LogStore:
         self._segments = SegmentWriters(database, store, owner) if isinstance(store, SegmentDirectory) else None
         self.reader = ChunkReader(store)
         self.damaged_chunks = 0
-        """How many requested chunks had missing or wrong bytes."""
+        """Number of requested chunks whose bytes were missing or wrong."""
         self._reported_at: dict[int | None, float] = {}
 
     async def close(self) -> None:
-        """Close the store; the caller makes sure that no call is under way."""
+        """Close the store. No call may be in progress."""
         if self._segments is not None:
             await self._segments.close()
         self.reader.close()
@@ -406,7 +406,7 @@ class LogStore:
         )
 
     async def states(self, keys: Iterable[PartitionKey]) -> dict[PartitionKey, PartitionState]:
-        """The state of each live partition among `keys`; unknown and deleted ones are absent."""
+        """Return the state of each live partition among `keys`. Unknown and deleted partitions are absent."""
         rows = await self._hot.fetch(_PARTITION_STATES, list(keys))
         return {
             PartitionKey(row["partition_key"]): PartitionState(
@@ -477,8 +477,8 @@ class LogStore:
     async def delete_records(self, key: PartitionKey, before_offset: int) -> int | Refusal:
         """Move the log start up to `before_offset` (−1: the high watermark) and return it; it never moves back.
 
-        Retention removes the chunks below it. OFFSET_OUT_OF_RANGE beyond the high watermark or below −1,
-        UNKNOWN_PARTITION.
+        Retention removes the chunks below it. Return OFFSET_OUT_OF_RANGE for an offset beyond the high watermark or
+        below −1, or UNKNOWN_PARTITION.
         """
         row = await self._hot.fetch_row(_RAISE_LOG_START, key, before_offset)
         if row is None:

@@ -17,7 +17,7 @@ from storage.queries import statement
 OLDEST_POSTGRES = 15
 
 LOCK_PATIENCE_S = 30.0
-"""More than the lock_timeout of `migration_limits`, so that Postgres reports what was waited for."""
+"""Longer than the lock_timeout of `migration_limits`, so that Postgres reports which lock was not free."""
 MIGRATION_PATIENCE_S = 3600.0
 """A migration may take long on large tables. A server that does not answer for this long is gone."""
 

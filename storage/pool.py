@@ -72,7 +72,7 @@ _ATTEMPTS = 4
 _RETRY_DELAY_S = 0.02
 
 _END_SESSION_MS = 1_000
-"""How long one attempt waits for a server process to end. A process in a commit ends behind the commit."""
+"""How long one attempt waits for a server process to end. A process that is committing ends after the commit."""
 
 
 class Connection(Protocol):
@@ -215,9 +215,10 @@ class Pool:
                 await self._let_go(connection)
 
     async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """`work` on a connection, again if Postgres rolled it back for a deadlock or serialization failure.
+        """Run `work` on a connection, and again if Postgres rolled it back because of a deadlock or a serialization
+        failure.
 
-        `work` must be one statement or one transaction, and hold no state that a second run would find changed.
+        `work` must be one statement or one transaction, and must not depend on state that its first run has changed.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             try:
@@ -268,7 +269,7 @@ class Pool:
             try:
                 closed = connection.is_closed()
             except asyncpg.InterfaceError:
-                continue  # asyncpg reclaimed it when its server died
+                continue  # asyncpg took the connection back when its server died
             if not closed:
                 return connection
             await self._let_go(connection)
@@ -304,7 +305,7 @@ class Pool:
         return await self.run(lambda connection: connection.fetchval(query, *args))
 
     async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """`work` in one transaction, with the retries of `run`."""
+        """Run `work` in one transaction, with the retries of `run`."""
 
         async def transaction(connection: Connection) -> T:
             async with connection.transaction():
@@ -356,8 +357,8 @@ async def _no_reset(_connection: object) -> None:
 def _prepare_session(
     settings: Mapping[str, str], guard: HistoryGuard, lost: LostSessions
 ) -> Callable[[_PooledConnection], Awaitable[None]]:
-    """Pins `settings`, those that this Postgres knows. An acknowledged write must be on disk: undoes an installation's
-    synchronous_commit = off too, and keeps stronger values."""
+    """Pin those of `settings` that this Postgres knows. An acknowledged write must be on disk, so an installation's
+    synchronous_commit = off is overridden; stronger values stay."""
 
     async def prepare(connection: _PooledConnection) -> None:
         await connection.fetch(statement("pin_session_settings"), list(settings), list(settings.values()))

@@ -37,7 +37,7 @@ class ReplicatedPostgres:
         self._directory = directory
         self._connections = connections
         self._count = 0
-        access = directory / "pg_hba.conf"  # that of the embedded server admits only its own process
+        access = directory / "pg_hba.conf"  # the default of the embedded server admits only its own process
         access.write_text("local all all trust\nlocal replication all trust\n")
         access.chmod(0o644)
         self._settings = {**SETTINGS, **(settings or {}), "hba_file": str(access)}
@@ -109,7 +109,7 @@ def running(server: EmbeddedPostgres) -> psutil.Process:
 def suspend(server: EmbeddedPostgres) -> list[psutil.Process]:
     """Stop every process of a server by SIGSTOP, and return them."""
     postmaster = running(server)
-    postmaster.suspend()  # first, because the children that it would fork in the meantime would answer
+    postmaster.suspend()  # the postmaster stops first, because children that it forks in the meantime would answer
     stopped = [postmaster, *postmaster.children(recursive=True)]
     for process in stopped[1:]:
         with contextlib.suppress(psutil.NoSuchProcess):

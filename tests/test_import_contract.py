@@ -28,8 +28,8 @@ def test_every_room_has_a_contract() -> None:
 
 
 def test_no_module_imports_a_module_of_tests() -> None:
-    """Helpers that modules share lie beside them or in tests/steps. A module of tests may then change as its subject
-    does."""
+    """Helpers that several modules share are in a module beside them or in tests/steps. So no module of tests imports
+    another one, and each can change with the code that it tests."""
     modules = [path for room in ("bench", "tests") for path in (ROOT / room).rglob("*.py")]
     broken = {
         f"{path.relative_to(ROOT)}: {name}" for path in modules for name in imported_modules_of_tests(path.read_text())

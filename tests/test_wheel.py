@@ -64,7 +64,7 @@ def test_the_installed_gateway_serves_from_a_directory_with_such_modules(install
 
 
 def test_the_pipelines_python_workers_find_the_rooms(installed: Path) -> None:
-    """Spark starts them as its own children's children, with the environment of the command."""
+    """Spark starts these workers as grandchildren of its own process, with the environment of the command."""
     program = (
         "import os, subprocess, sys, types, sluice._commands as commands\n"
         "sys.modules['pipeline'] = types.ModuleType('pipeline')\n"

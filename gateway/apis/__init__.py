@@ -55,20 +55,22 @@ MAX_CREDENTIALS = 10_000
 """Credentials that one request may set or delete. Upstream counts each as one record."""
 
 MAX_LEAVING_MEMBERS = 5_000
-"""Members that one request may remove: the coordinator removes them in one step without giving way."""
+"""Maximal number of members that one request may remove. The coordinator removes them in one step without giving
+way."""
 
 MAX_STREAMS_ELEMENTS = 25_000
-"""Elements of one streams heartbeat: a member may own all tasks that a group may have (`MAX_TASKS`). A topology may
-have fewer (`streams_groups.MAX_TOPOLOGY_ELEMENTS`)."""
+"""Maximal number of elements in one streams heartbeat: a member may own all tasks that a group may have (`MAX_TASKS`).
+A topology may have fewer (`streams_groups.MAX_TOPOLOGY_ELEMENTS`)."""
 
 MAX_SHARE_TOPICS = 5_000
-"""Topics that a member of a share group subscribes to by one heartbeat: the group compares them in one step."""
+"""Maximal number of topics that a share group's member may name in one heartbeat. The group compares them in one
+step."""
 
 MAX_SHARED_COMMIT_BYTES = 64 * 1024
 """A larger OffsetCommit is processed alone, because it takes several times its size in memory when decoded."""
 
 MAX_JOIN_PROTOCOLS = 2_000
-"""Assignors that one member offers; the group weighs them in one step."""
+"""Maximal number of assignors that one member may offer. The group weighs them in one step."""
 
 
 class HandlerServices(

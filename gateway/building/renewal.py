@@ -27,7 +27,7 @@ from gateway.security.tls import Certificates
 logger = structlog.get_logger(__name__)
 
 INTERVAL_MS = 5_000
-"""Interval at which files are looked at."""
+"""Interval between two checks of the files."""
 
 _Mark = tuple[int, int, int] | None
 """Modification time, size and inode of a file; None: there is no such file."""

@@ -24,7 +24,7 @@ def wall_ms() -> int:
 
 
 class ClusterClock:
-    """Until it is first compared, this machine's own clock."""
+    """This machine's own clock until it is first compared with Postgres' clock."""
 
     def __init__(self, *, own_ms: Callable[[], int] = wall_ms, elapsed_s: Callable[[], float] = boot_time_s) -> None:
         """`elapsed_s` counts evenly, also if the machine's clock is set, and while the machine is suspended."""
@@ -37,9 +37,9 @@ class ClusterClock:
         return int(self._zero_ms + self._elapsed_s() * 1000)
 
     async def compare(self, ask: Callable[[], Awaitable[int]]) -> None:
-        """Follows Postgres' clock, which `ask` shows in ms. Raises what that raises."""
+        """Follow Postgres' clock. `ask` reads it, in ms; its exceptions pass through."""
         asked_s = self._elapsed_s()
         database_ms = await ask()
-        # It was read at some moment of the call.
+        # Postgres read its clock at some moment during the call.
         latest_ms, earliest_ms = database_ms - asked_s * 1000, database_ms - self._elapsed_s() * 1000
         self._zero_ms = min(max(self._zero_ms, earliest_ms), latest_ms)

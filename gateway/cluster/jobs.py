@@ -1,11 +1,12 @@
-"""Work that one node does for the whole cluster: each job has a lease, and runs where that is held.
+"""Work that one node does for the whole cluster: each job has a lease, and the node that holds the lease runs the job.
 
-The one idea: a job is a shard of the lease kind `jobs`. So jobs spread over the live nodes as groups do, go on
-elsewhere when their node ends, and are handed over, not waited for, when it stops. A pass is paced here: it begins as
-soon as the lease is had, then at the job's interval, after a failure sooner.
+The one idea: a job is a shard of the lease kind `jobs`. So jobs spread over the live nodes as groups do. If a job's
+node dies, another node takes the job over. A node that stops hands its jobs over at once, so that no node waits for
+their leases to expire.
 
-A pass is cancelled when its lease is lost, but what it had asked of Postgres by then may still happen. So a job must be
-safe beside a second pass of itself, or fence what it writes with its lease's epoch.
+A pass begins as soon as the node has the lease, then at the job's interval, and sooner after a failure. A node cancels
+a pass when it loses the lease, but Postgres may still carry out a statement that the pass had sent. So a job must be
+safe beside a second pass of itself, or fence its writes with its lease's epoch.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ class Job(IntEnum):
     DELETION = 2
     PRODUCER_EXPIRY = 3
     ROLL = 4
-    """Inline bytes to where they belong, and what no chunk names away."""
+    """Move inline bytes to the store of record bytes, and delete stored bytes that no chunk names."""
     FUNCTIONS = 5
     """Drop functions of releases that no node runs."""
     TRANSACTION_TIMEOUTS = 6
     METADATA = 7
-    """Replicas in sync, delegation tokens that have expired, and the cluster's metrics. The last of the leases that
-    there are: with more, nodes of two releases would place all of them otherwise, and hand them to and fro."""
+    """Update the replicas in sync, delete expired delegation tokens, and read the cluster's metrics. This must stay the
+    last job: if the number of leases grew, nodes of two releases would place all of them differently, and would hand
+    them back and forth."""
 
 
 class Jobs:
@@ -60,7 +62,7 @@ class Jobs:
         return self._leases.lease_of(job)
 
     def wanted(self) -> dict[int, int]:
-        """Which live node should do each job."""
+        """Return the live node that should do each job."""
         return self._leases.wanted()
 
     @property
@@ -70,14 +72,14 @@ class Jobs:
 
     @property
     def handed_over(self) -> int:
-        """Leases that this node gave to another while it lived."""
+        """Leases that this node has handed over to another node."""
         return self._leases.handed_over
 
     def paced(
         self, job: Job, name: str, run: Callable[[], Awaitable[None]], interval_ms: int
     ) -> Callable[[], Awaitable[None]]:
-        """A pass that waits until `run` is due and runs it, if the lease is held then; for a supervisor that calls it
-        again at once. Of the names of one job each runs by itself."""
+        """Return a pass for a supervisor that calls it again at once. The pass waits until `run` is due, and runs it if
+        this node holds the lease then. A job may have several passes, each with its own `name` and its own pace."""
         wake, interval_s = Wake(), interval_ms / 1000
         self._paced.append((job, wake))
         wait_s = retry_s = min(FIRST_RETRY_S, interval_s)
@@ -95,19 +97,19 @@ class Jobs:
         return run_where_held
 
     def due(self, job: Job) -> None:
-        """There is work: the job's passes begin now, if the lease is held."""
+        """Note that there is work: the job's passes begin now if this node holds the lease."""
         self._wake_passes(job, "due")
 
     async def keep(self) -> None:
-        """Waits for a reason or a fifth of the time to live, then prolongs leases, takes those that this node should
-        have, and hands over what it should not. Raises StorageError."""
+        """Wait for a reason, or for a fifth of the leases' time to live. Then prolong the leases, acquire those that
+        this node should have, and hand over those that another node should have. Raise StorageError."""
         await self.wake.wait(HAND_OVER_INTERVAL_S if self._more else self._ttl_s / 5)
         async with asyncio.timeout(self._ttl_s / 2):
             await self._leases.renew()
             self._more = await self._leases.balance()
 
     async def release(self) -> None:
-        """Ends the passes under way, gives every lease up and takes none any more. Raises StorageError."""
+        """Cancel the passes in progress, release every lease and acquire none any more. Raise StorageError."""
         running = list(self._running.values())
         for task in running:
             task.cancel()
@@ -118,7 +120,7 @@ class Jobs:
             await self._leases.release()
 
     def forget(self) -> None:
-        """No lease is known to be held any more."""
+        """Forget all leases."""
         self._leases.forget()
 
     async def _run(self, key: tuple[Job, str], run: Callable[[], Awaitable[None]]) -> bool:
@@ -132,7 +134,7 @@ class Jobs:
             return True
         finally:
             if not task.done():
-                # The task that waits here is itself being cancelled.
+                # The task that runs this code is being cancelled itself.
                 task.cancel()
                 await asyncio.wait((task,))
             del self._running[key]

@@ -38,14 +38,14 @@ GRACE_MS = 2_000
 """Time for which a free lease is reserved for its preferred node. Afterwards any other node may acquire it."""
 
 HAND_OVER_INTERVAL_S = 0.1
-"""Number of shards handed over at a time: only few clients must look for their coordinator at any moment."""
+"""Interval between two hand-overs of a shard. So only few clients look for their coordinator at the same time."""
 
 UNREST_PATIENCE_S = 60.0
 """Longest wait for a shard whose groups never settle. After it the shard is handed over all the same."""
 
 
 HASHED_CHARS = 1_024
-"""Dispatch refuses longer ids (`gateway/net/ids.py`)."""
+"""Longest id that is hashed whole. Dispatch refuses longer ids (`gateway/net/ids.py`)."""
 
 
 @lru_cache(maxsize=16_384)
@@ -106,7 +106,7 @@ class Leases:
         self._surplus_since: float | None = None
         self._released = False
         self.handed_over = 0
-        """Shards that this node gave to another while it lived."""
+        """Shards that this node has handed over to another node."""
         self._acquired: list[Callable[[CoordinatorLease], None]] = []
         self._lost: list[Callable[[int], None]] = []
         self._in_unrest: list[Callable[[], set[int]]] = []
@@ -119,7 +119,8 @@ class Leases:
         in_unrest: Callable[[], set[int]] | None = None,
     ) -> None:
         """Call `acquired` with each new lease and `lost` with each lost shard from now on. `in_unrest` returns the
-        shards to hand over last. The listeners need the leases themselves, so they come after them."""
+        shards to hand over last. The listeners need this object themselves, so they are made after it and register
+        here."""
         if acquired is not None:
             self._acquired.append(acquired)
         if lost is not None:
@@ -129,12 +130,12 @@ class Leases:
 
     @property
     def held(self) -> int:
-        """Shards that this node may coordinate at this moment. Each thread may ask."""
+        """Number of shards that this node may coordinate at this moment. Any thread may read it."""
         now = self._monotonic()
         return sum(held.deadline > now for held in tuple(self._held.values()))
 
     def current(self) -> list[CoordinatorLease]:
-        """The leases that this node may count on at this moment."""
+        """Return the leases that this node may count on at this moment."""
         now = self._monotonic()
         return [held.lease for held in self._held.values() if held.deadline > now]
 
@@ -142,14 +143,15 @@ class Leases:
         return shard_of(group_id)
 
     def lease_of(self, shard: int) -> CoordinatorLease | None:
-        """The lease of the shard, if this node may count on it at this moment."""
+        """Return the shard's lease, if this node may count on it at this moment."""
         held = self._held.get(shard)
         if held is None or held.deadline <= self._monotonic():
             return None
         return held.lease
 
     def lease_for(self, group_id: str) -> CoordinatorLease | None:
-        """The lease under which this node coordinates the group; None: it does not (NOT_COORDINATOR)."""
+        """Return the lease under which this node coordinates the group; None if it does not coordinate it
+        (NOT_COORDINATOR)."""
         return self.lease_of(shard_of(group_id))
 
     def coordinator_of(self, group_id: str) -> Node:
@@ -158,30 +160,30 @@ class Leases:
         if self.lease_for(group_id) is not None:
             return self._membership.self_node
         shard = shard_of(group_id)
-        # While a shard is between two owners, clients are sent to the next: it answers when it has read the groups.
+        # While a shard has no owner, clients are sent to its next owner, which answers once it has read the groups.
         owner = self._other_owner(shard) or self._successor(shard)
         if owner is None:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no node holds the lease of shard {shard}")
         return owner
 
     async def look_up(self, group_ids: Iterable[str]) -> None:
-        """Refresh what is known of these groups' coordinators, unless this node holds the lease: a stopping node
-        releases its leases long before the next pass. A free lease is acquired at once. While Postgres does not
-        answer, the last state stays."""
+        """Read the coordinators of these groups anew, except of groups that this node coordinates. A read is necessary
+        because a stopping node releases its leases long before this node's next pass. A free lease is acquired at once.
+        If Postgres does not answer, the last known coordinators remain."""
         shards = {shard_of(group_id) for group_id in group_ids if self.lease_for(group_id) is None}
         if not shards:
             return
         try:
             await self._look_up_owners()
             if any(self._other_owner(shard) is None for shard in shards):
-                # Whose share it is depends on who is alive.
+                # The live nodes decide which node should have the shard, so read them first.
                 await self._membership.renew()
                 await self.renew()
         except StorageError as error:
             logger.warning("coordinators not refreshed: Postgres does not answer", error=str(error))
 
     def _successor(self, shard: int) -> Node | None:
-        """The live node other than this that should have the shard."""
+        """Return the live node that should have the shard; None if that is this node."""
         wanted = self.wanted().get(shard)
         return next(
             (
@@ -193,19 +195,21 @@ class Leases:
         )
 
     def wanted(self) -> dict[int, int]:
-        """Which live node should hold each shard."""
+        """Return the live node that should hold each shard."""
         node_ids = self._candidates()
         if node_ids is not self._shares_of:
             self._shares, self._shares_of = shares(self._shards, node_ids), node_ids
         return self._shares
 
     def _candidates(self) -> tuple[int, ...]:
-        """Live nodes that should have leases of this kind: the same object while they are the same."""
+        """Return the live nodes that should have leases of this kind. The same object is returned until the nodes
+        change."""
         of_jobs = self._kind is LeaseKind.JOBS
         return self._membership.controller_ids if of_jobs else self._membership.broker_ids
 
     def _may_hold(self) -> bool:
-        """Jobs are done by any node rather than by none."""
+        """Return whether this node may hold leases of this kind. Any node may do jobs, because otherwise a cluster
+        without a controller would do none."""
         return self._kind is LeaseKind.JOBS or self._membership.roles.is_broker
 
     def _other_owner(self, shard: int) -> Node | None:
@@ -213,7 +217,8 @@ class Leases:
         return None if owner is None or owner.node_id == self._membership.node_id else owner
 
     async def _look_up_owners(self) -> None:
-        """Read the owners of all leases, as of now or later. Callers that arrive during a read share the next one."""
+        """Read the owners of all leases. Callers that arrive during a read share the next read, because the present one
+        may be too old for them."""
         begun_before = self._looks_begun
         async with self._look:
             if self._looks_begun == begun_before:
@@ -221,8 +226,8 @@ class Leases:
                 self._owners = await self._store.lease_owners(self._kind)
 
     async def renew(self) -> None:
-        """One pass: prolong what is held, drop what is lost, take what is free. Raises StorageError; the clock then
-        ends the leases in time."""
+        """Prolong the leases that this node holds, drop those that it has lost, and acquire free ones. Raise
+        StorageError: the leases then end when their time is up."""
         async with self._pass:
             self._drop_lapsed()
             sent = self._monotonic()
@@ -232,7 +237,7 @@ class Leases:
                 self._keep(await self._store.renew_leases(node_id, leases, self._ttl_ms), sent)
             if not self._released and self._may_hold():
                 await self._take_free(node_id)
-        # No caller needs the owners of jobs.
+        # No caller asks for the owners of jobs.
         if len(self._held) < len(self._shards) and self._kind is not LeaseKind.JOBS:
             await self._look_up_owners()
 
@@ -255,8 +260,8 @@ class Leases:
                 acquired(lease)
 
     async def balance(self) -> bool:
-        """Hands one shard over to the node that should have it; whether there are more. Raises StorageError: the lease
-        is given up here by then, and free for its successor once it has run out."""
+        """Hand one shard over to the node that should have it. Return whether there are more such shards. Raise
+        StorageError: this node has then given the lease up, and the successor can acquire it once it has expired."""
         async with self._pass:
             node_id, wanted = self._membership.node_id, self.wanted()
             surplus = [shard for shard in self._held if wanted.get(shard, node_id) != node_id]
@@ -286,7 +291,8 @@ class Leases:
             return len(surplus) > 1
 
     async def release(self) -> None:
-        """Gives every lease up at once and takes none any more: the others need not wait for them to expire."""
+        """Release every lease at once and acquire none any more, so that other nodes need not wait for the leases to
+        expire."""
         self._released = True
         async with self._pass:
             node_id = self._membership.node_id
@@ -299,7 +305,7 @@ class Leases:
             )
 
     def forget(self) -> None:
-        """No lease is known to be held any more."""
+        """Forget all leases and their owners."""
         self._owners.clear()
         self._lose(list(self._held))
 

@@ -62,7 +62,8 @@ class _NoAnnouncements:
 
 
 class Membership:
-    """`join` before anything else; `renew` regularly; `withdraw` at the end."""
+    """The live nodes, and this node's registration. Call `join` before anything else, `renew` regularly, and `withdraw`
+    at the end."""
 
     def __init__(
         self,
@@ -120,9 +121,9 @@ class Membership:
         catalog_revision: Callable[[], int] | None = None,
         placed: Callable[[], None] | None = None,
     ) -> None:
-        """Connect the parts that need the membership themselves, so that they come after it. `catalog_revision` returns
-        the revision that each renewal stores for `sluice nodes`. `placed` is called when `leaders` is another
-        object."""
+        """Connect the parts that need the membership themselves, so that they are made after it. `catalog_revision`
+        returns the revision that each renewal stores for `sluice nodes`. `placed` is called when `leaders` becomes a
+        new object."""
         if announcements is not None:
             self._announcements = announcements
         if catalog_revision is not None:
@@ -138,7 +139,7 @@ class Membership:
 
     @property
     def address(self) -> str:
-        """HOST:PORT that clients of the first listener are sent to; the node's name."""
+        """Return the name of the node: HOST:PORT to which clients of the first listener are sent."""
         return render_address(next(iter(self._listeners.values())))
 
     @property
@@ -146,7 +147,7 @@ class Membership:
         return self.self_node.node_id
 
     def alive(self) -> list[Node]:
-        """Nodes that were alive at the last pass, by id; this node is always among them."""
+        """Return the nodes that were alive at the last pass, by id. This node is always among them."""
         return self._alive
 
     def brokers(self) -> list[Node]:
@@ -163,19 +164,20 @@ class Membership:
         return self._roles
 
     async def fenced(self) -> list[Node]:
-        """Brokers that are registered and not alive, by id. Raises StorageError."""
+        """Return the brokers that are registered and not alive, by id. Raise StorageError."""
         return await self._store.fenced()
 
     @property
     def known_since_s(self) -> float:
-        """When (loop time) every other live node knows of this one: each reads who is alive when it renews its own
-        registration, which would have run out by then."""
+        """Loop time from which every other live node knows this node. A node reads the live nodes when it renews its
+        own registration, and a node that has not renewed it by then is no longer alive."""
         return self._known_since_s
 
     @property
     def registered_until_s(self) -> float:
-        """When (loop time) this node's registration runs out unless it is renewed: the others know of it until then. A
-        process that was stopped finds that this moment has passed, before it has asked Postgres."""
+        """Loop time at which this node's registration expires unless it is renewed. Until then the other nodes count
+        this node as alive. A process that was suspended sees at once that this time has passed, before it asks
+        Postgres."""
         return self._registered_until_s
 
     @property
@@ -184,7 +186,7 @@ class Membership:
         return self._changed_s
 
     def leader_of(self, key: int) -> Node:
-        """The node that clients are pointed to for a key that is no partition's."""
+        """Return the node to which clients are sent for a key that is not a partition."""
         leader = self._leaders.heaviest(key)
         return next(node for node in self._brokers if node.node_id == leader)
 
@@ -195,12 +197,13 @@ class Membership:
 
     @property
     def levels(self) -> Mapping[str, int]:
-        """Features whose level an administrator has set → that level."""
+        """Levels of the features whose level an administrator has set."""
         return self._levels
 
     @property
     def read_ms(self) -> int:
-        """When that was read, by Postgres' clock (Unix ms): of two nodes the later one knows better."""
+        """Time at which `levels` was read, by Postgres' clock (Unix ms). Of two nodes, the one with the later time has
+        the newer levels."""
         return self._read_ms
 
     @property
@@ -233,7 +236,7 @@ class Membership:
             await asyncio.sleep(RIVAL_POLL_S)
 
     async def join(self) -> None:
-        """Registers this node. Raises StorageError."""
+        """Register this node. Raise StorageError."""
         started_s = asyncio.get_running_loop().time()
         node_id = await self._store.register(
             self.address, self._listeners, self._rack, self._ttl_ms, self._wanted_id, self._authorizer, self._roles
@@ -247,11 +250,12 @@ class Membership:
         self._registered()
 
     async def renew(self) -> None:
-        """One pass: prolong the registration, learn who else is alive. Raises StorageError.
+        """Prolong the registration, and read the live nodes. Raise StorageError.
 
-        A node whose id has gone to another process joins anew. Should that process advertise the same address, the
-        two will go on superseding each other, loudly; what they write stays fenced by their leases. A node that may
-        have no other id ends: serving on it would take what the other leads.
+        If another process has taken over this node's id, this node registers again. If both processes advertise the
+        same address, they take the id from each other again and again, with an error in the log each time. Their writes
+        stay fenced by their leases. If this node may have no other id, it ends: otherwise two nodes would lead the same
+        partitions.
         """
         if self._withdrawn:
             return
@@ -285,24 +289,24 @@ class Membership:
             self._registered()
 
     async def look(self) -> None:
-        """Learns who is alive by now, not at the last pass. Raises StorageError."""
+        """Read the live nodes now. Raise StorageError."""
         self._take(await self._store.alive())
 
     async def withdraw(self) -> None:
-        """Says that this node is gone, for good. Raises StorageError."""
+        """Remove this node's registration for good. Raise StorageError."""
         self._withdrawn = True
         await self._store.withdraw(self.node_id)
 
     async def unregister(self, node_id: NodeId) -> Unregistered:
-        """Forgets another node, which must not be alive. Raises StorageError."""
+        """Remove the registration of another node, which must not be alive. Raise StorageError."""
         return await self._store.unregister(node_id)
 
     async def metadata_log(self, kind: LeaseKind, shard: int) -> MetadataLog:
-        """How far each live node follows the catalog, and which has a lease. Raises StorageError."""
+        """Return how far each live node follows the catalog, and which node holds this lease. Raise StorageError."""
         return await self._store.metadata_log(kind, shard)
 
     async def finalize(self, levels: Mapping[str, int]) -> None:
-        """Sets the levels of features for all nodes; this one goes by them when this returns. Raises StorageError."""
+        """Set the levels of features for all nodes. This node obeys them when the call returns. Raise StorageError."""
         await self._store.finalize(levels)
         await self.look()
 

@@ -20,7 +20,7 @@ from storage.types import Assignment, Partition
 NO_LEADER = -1
 
 MAX_REMEMBERED = 500_000
-"""Leaders that are kept worked out; more than the partitions of any cluster this is made for."""
+"""Partitions whose leaders are kept in memory, more than any cluster of this kind is expected to have."""
 
 _MASK = 2**64 - 1
 
@@ -35,15 +35,16 @@ def weight(node_id: int, key: int) -> int:
 
 _WEIGHT_BYTES = 8
 _NODE = 0xFFFF
-"""The lowest bits of a weight: which of the nodes it is of."""
+"""Mask of the lowest bits of a weight, which hold the node's position in `node_ids`."""
 
 
 def spread(topic_id: UUID, node_ids: Sequence[int], partition_count: int) -> tuple[int, ...]:
-    """The leader of each partition of a topic, by index. The numbers of two nodes differ by one at most. A node that
-    comes or goes moves one part in n and the evening out: up to twice that in topics of a few partitions per node.
+    """Return the leader of each partition of a topic, by index. The numbers of partitions of two nodes differ by one at
+    most. If one of n nodes comes or goes, one partition in n moves, and a few more to keep the numbers even. In topics
+    with a few partitions per node, twice as many move.
 
-    The weights of a node are a stream of bytes, so those of 10,000 partitions take a fraction of a millisecond. A topic
-    that gains partitions keeps its weights, and most of its leaders.
+    The weights of a node are a stream of bytes, so the weights of 10,000 partitions take a fraction of a millisecond. A
+    topic that gains partitions keeps its weights, and most of its leaders.
     """
     weights: list[array[int]] = []
     for number, node_id in enumerate(node_ids):
@@ -65,7 +66,7 @@ def spread(topic_id: UUID, node_ids: Sequence[int], partition_count: int) -> tup
         if room[number] < least_room:
             number = max(each[index] for each, left in zip(weights, room, strict=True) if left >= least_room) & _NODE
         if room[number] == 0:
-            # The partitions that do not divide evenly: one more for `more` of the nodes.
+            # The number of partitions may not divide evenly: `more` of the nodes get one more.
             more -= 1
         room[number] -= 1
         leaders.append(node_ids[number])
@@ -73,7 +74,7 @@ def spread(topic_id: UUID, node_ids: Sequence[int], partition_count: int) -> tup
 
 
 class Leaders:
-    """The leaders of one set of live brokers; another set is another object."""
+    """The leaders that one set of live brokers yields. Each set has an object of its own."""
 
     __slots__ = ("_alive", "_remembered", "_spreads", "node_ids")
 
@@ -106,17 +107,18 @@ class Leaders:
         return leaders[partition.partition_index]
 
     def heaviest(self, key: int) -> int:
-        """The node for a key that is no partition's; NO_LEADER if no broker is alive."""
+        """Return the node for a key that is not a partition; NO_LEADER if no broker is alive."""
         return max(self.node_ids, key=lambda node_id: weight(node_id, key), default=NO_LEADER)
 
     def in_sync(self, assignment: Assignment) -> tuple[int, ...]:
-        """Return the named nodes that are alive: no replica lacks a record."""
+        """Return the named nodes that are alive. All of them are in sync, because every node reads every record from
+        Postgres."""
         return tuple(node_id for node_id in assignment.replicas if node_id in self._alive)
 
 
 def shares(shards: Sequence[int], node_ids: Sequence[int]) -> dict[int, int]:
-    """Which node should hold each shard: the heaviest that has room left, where a node has room for its even share. The
-    numbers of two nodes differ by one at most."""
+    """Return the node that should hold each shard: the node with the greatest weight that does not have its even share
+    yet. The numbers of shards of two nodes differ by one at most."""
     if not node_ids:
         return {}
     least, more = divmod(len(shards), len(node_ids))
@@ -127,7 +129,7 @@ def shares(shards: Sequence[int], node_ids: Sequence[int]) -> dict[int, int]:
         if shard in placed or room[node] < 0:
             continue
         if room[node] == 0:
-            # The shards that do not divide evenly: one more for `more` of the nodes.
+            # The number of shards may not divide evenly: `more` of the nodes get one more.
             if not more:
                 continue
             more -= 1

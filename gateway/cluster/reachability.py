@@ -20,7 +20,7 @@ TIMEOUT_S = 3.0
 
 
 async def warn_of_unreachable(advertised: Mapping[str, Address]) -> None:
-    """Opens a connection to each, and logs those that it does not get."""
+    """Open a connection to each address, and log the addresses that refuse it."""
     await asyncio.gather(*(_look(name, address) for name, address in advertised.items()))
 
 

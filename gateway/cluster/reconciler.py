@@ -30,7 +30,8 @@ RENEWALS_PER_TTL = 5
 """How often a node renews its registration although the last renewal is still valid."""
 
 REPEATED_FAILURES = 10
-"""Equal failures in a row from which one is an operator's business; told again at each doubling."""
+"""Number of equal failures in a row that are logged as an error. The error is logged again each time the number has
+doubled."""
 
 
 MAX_DIGITS = 19
@@ -51,8 +52,8 @@ class Reconciler:
         observe_pass: Callable[[str, bool, float], None] = lambda _trigger, _skipped, _seconds: None,
         observe_failure: Callable[[str], None] = lambda _cause: None,
     ) -> None:
-        """`observe_pass` is called for every pass with its trigger, whether there was nothing to do, and its
-        seconds."""
+        """`observe_pass` is called after every pass with its trigger, whether the pass had nothing to do, and its
+        duration in seconds."""
         self._catalog = catalog
         self._membership = membership
         self._leases = leases
@@ -72,36 +73,36 @@ class Reconciler:
     # --- hints ----------------------------------------------------------------------------------------------------
 
     def revision_heard(self, payload: str) -> None:
-        """A change of the catalog was committed somewhere."""
+        """Note that some node has committed a change of the catalog."""
         if len(payload) <= MAX_DIGITS and payload.isascii() and payload.isdigit():
             self._revision_heard = max(self._revision_heard, int(payload))
         if self.revision_lag:
             self.metadata_wake("notified")
 
     def nodes_heard(self, _payload: str) -> None:
-        """A node came or went, or gave leases up."""
+        """Note that a node has joined or left, or has released leases."""
         self.nodes_wake("notified")
 
     def hearing(self) -> None:
-        """Hints arrive again; those in between were lost."""
+        """Note that hints arrive again. Hints sent in the meantime were lost."""
         self.metadata_wake("reconnected")
         self.nodes_wake("reconnected")
 
     @property
     def revision_lag(self) -> int:
-        """Committed changes that this node has heard of and does not know yet."""
+        """Number of committed changes that this node has heard of and has not read yet."""
         return max(self._revision_heard - self._catalog.revision, 0)
 
     # --- passes ---------------------------------------------------------------------------------------------------
 
     async def converge(self) -> None:
-        """Waits for a reason or the interval, then one pass. Raises StorageError."""
+        """Wait for a reason or for the interval, then run one pass. Raise StorageError."""
         trigger = await self.metadata_wake.wait(self._interval_s)
         catalog, started = self._catalog, time.perf_counter()
         before = catalog.revision, catalog.performed.total(), catalog.deferred
         heard = self._revision_heard
         try:
-            # A wake-up announces changes, so the question whether there are any is skipped.
+            # A wake-up announces changes, so the check for changes is skipped.
             if trigger != TICK or self.revision_lag or not await catalog.is_converged():
                 await catalog.refresh_if_changed()
                 await catalog.settle()
@@ -110,19 +111,21 @@ class Reconciler:
             raise
         self._failures.pop("look", None)
         if self._revision_heard == heard > catalog.revision:
-            # A revision is announced after its commit, so Postgres would have shown it. Any role can announce, and
-            # Postgres can lose commits.
+            # Postgres shows a revision before it is announced, so the announced revision does not exist. Any role can
+            # announce one, and Postgres can lose commits.
             self._revision_heard = catalog.revision
         # Postponed operations count as work even if this pass cannot do them.
         skipped = before == (catalog.revision, catalog.performed.total(), 0)
         self._observe_pass(trigger, skipped, time.perf_counter() - started)
 
     async def keep_place(self) -> None:
-        """Waits for a reason or a fifth of the time to live, then: prolong the registration and the leases, learn who
-        is alive, take what this node should coordinate, hand over what it should not. Raises StorageError."""
+        """Wait for a reason, or for a fifth of the time to live. Then prolong the registration and the leases, read the
+        live nodes, acquire the shards that this node should coordinate, and hand over those that another node should.
+        Raise StorageError."""
         trigger = await self.nodes_wake.wait(self._ttl_s / RENEWALS_PER_TTL)
         try:
-            # A database that does not answer must not keep this from trying again while the leases still hold.
+            # A pass that waits for Postgres is given up after half the time to live, so that the next one can start
+            # before the leases expire.
             async with asyncio.timeout(self._ttl_s / 2):
                 await self._membership.renew()
                 if self._leads is not self._membership.leads:

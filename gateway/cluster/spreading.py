@@ -1,9 +1,9 @@
-"""Which nodes a new topic's partitions get as replicas, where replicas are counted: a function of ids and racks alone.
+"""The nodes that get a new topic's partitions as replicas, if replicas are counted: a function of ids and racks alone.
 
-The one idea: nodes stand in a circle in which racks take turns. Partition after partition the next node leads; its
-followers are the nodes after it, of racks that the partition has none in yet while there are such. After each round
-followers begin one place further on, so that what a node leads falls to all others in equal parts when it is gone.
-Nodes that are not alive come last, and never lead (upstream: StripedReplicaPlacer).
+The one idea: nodes stand in a circle in which the racks take turns. Each partition is led by the node after the
+previous partition's leader. Its followers are the nodes that come next in the circle, first those in racks without a
+replica of the partition. After each full circle the followers begin one place further on, so that all other nodes share
+a dead node's partitions equally. Nodes that are not alive come last and never lead (upstream: StripedReplicaPlacer).
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ Rack = str | None
 
 
 class Spread:
-    """The circle of one set of nodes; the same place and number always yield the same replicas."""
+    """The circle of one set of nodes. The same place and number always yield the same replicas."""
 
     def __init__(self, alive: Mapping[int, Rack], fenced: Mapping[int, Rack]) -> None:
-        """Racks by node id; at least one node is alive."""
+        """`alive` and `fenced` map node ids to racks. At least one node is alive."""
         self._circle = in_turn(alive)
         self._last = in_turn(fenced)
         self._racks = {**fenced, **alive}
         self._found: dict[tuple[int, int, int], tuple[int, ...]] = {}
 
     def __len__(self) -> int:
-        """How many may lead."""
+        """Return the number of nodes that may lead."""
         return len(self._circle)
 
     def place_of(self, leader: int) -> int:
@@ -32,9 +32,10 @@ class Spread:
         return self._circle.index(leader) if leader in self._circle else 0
 
     def replicas(self, index: int, factor: int, *, start: int = 0) -> tuple[int, ...]:
-        """Return the replicas of a topic's partition `index`, leader first, if the node at place `start` of the
-        circle leads the first partition. There are `factor` of them if there are as many nodes. Rounds are counted
-        from the first partition on, so each whole round gives every node the same number, wherever it begins."""
+        """Return the replicas of a topic's partition `index`, leader first, if the node at place `start` of the circle
+        leads the first partition. There are `factor` replicas, or one on each node if there are fewer nodes. Full
+        circles are counted from the topic's first partition on, so each full circle gives every node the same number,
+        regardless of `start`."""
         rounds, passed = divmod(index, len(self._circle))
         at = (start + passed) % len(self._circle)
         shift = rounds % max(len(self._circle) - 1, 1)
@@ -46,7 +47,7 @@ class Spread:
         return found
 
     def _chosen(self, leader: int, candidates: Sequence[int], factor: int) -> tuple[int, ...]:
-        """Choose one node of each rack, then a second of each, and so on."""
+        """Choose a node of each rack, then a second node of each rack, and so on."""
         chosen, left = [leader], candidates
         taken: set[Rack] = {self._racks[leader]}
         while left and len(chosen) < factor:
@@ -65,7 +66,7 @@ class Spread:
 
 
 def in_turn(racks: Mapping[int, Rack]) -> list[int]:
-    """The nodes by id within their rack, racks by turns."""
+    """Return the nodes in the order of the circle: racks take turns, and nodes of a rack are sorted by id."""
     by_rack: dict[Rack, list[int]] = {}
     for node_id in sorted(racks):
         by_rack.setdefault(racks[node_id], []).append(node_id)

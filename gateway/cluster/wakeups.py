@@ -25,19 +25,20 @@ from storage.types import Node, PartitionKey, PartitionState
 logger = structlog.get_logger(__name__)
 
 ANNOUNCE_INTERVAL_S = 0.005
-"""At most so often: two hundred a second and node."""
+"""Shortest interval between two announcements of a node: at most two hundred per second."""
 
 MAX_PAYLOAD_BYTES = 7_000
-"""Postgres takes 7,999."""
+"""Largest payload of a notification. Postgres accepts 7,999 bytes."""
 
 MAX_GATHERED = 20_000
-"""Partitions whose ends wait to be announced. If there are more, the other nodes are asked to look for themselves."""
+"""Maximal number of partitions whose ends wait to be announced. If there are more, this node announces that the other
+nodes must read the ends themselves."""
 
 LOOK_INTERVAL_S = 1.0
-"""How often waited-for partitions are read while their ends are in doubt."""
+"""Interval at which the ends of watched partitions are read while they are in doubt."""
 
 MAX_LOOKED_AT = 5_000
-"""Partitions read by one query."""
+"""Maximal number of partitions that one query reads."""
 
 UNKNOWN = "?"
 """Replaces the ends in an announcement if appends may have happened that no announcement describes."""
@@ -70,8 +71,8 @@ class Wakeups:
         self._look_due = asyncio.Event()
         self._hears = False
         self.counts = {"sent": 0, "merged": 0, "heard": 0, "missed": 0, "late": 0}
-        """Payloads sent and heard, ends that were announced together with a later one, looks because of a gap, and
-        payloads that came behind such a look."""
+        """Counts of payloads sent and heard, of ends merged into a later one, of gaps in the numbers of payloads, and
+        of payloads that arrived after a later one."""
         tail.trust_since(float("inf"))
 
     # --- telling --------------------------------------------------------------------------------------------------
@@ -103,8 +104,8 @@ class Wakeups:
             self._gathered.set()
 
     async def announce_all(self) -> None:
-        """Wait for announcements and send them. Raise StorageError. Other nodes are then asked to look for themselves,
-        which replaces the lost announcement.
+        """Wait for announcements and send them. Raise StorageError: then the next announcement asks the other nodes to
+        read the ends themselves, because this one may be lost.
         """
         await self._gathered.wait()
         self._gathered.clear()
@@ -149,13 +150,13 @@ class Wakeups:
         self._trust_from_now()
 
     def deaf(self) -> None:
-        """The listener does not hear: what is known is believed for a moment only."""
+        """Note that the listener does not receive. Known ends are then valid for a moment only."""
         self._hears = False
         self._tail.trust_since(float("inf"))
         self._look_due.set()
 
     def heard(self, payload: str) -> None:
-        """Another node's announcement, or an echo of this one's own."""
+        """Process another node's announcement, and ignore an echo of this node's own."""
         try:
             sender, number_text, body = payload.split(":")
             node_id, incarnation = map(int, sender.split("."))
@@ -189,7 +190,7 @@ class Wakeups:
         me = self._membership.self_node
         others = {(int(node.node_id), node.incarnation): node.announced for node in alive if node.node_id != me.node_id}
         for sender, promised in self._promised.items():
-            # Of the pass before: what was sent at that time has arrived by now, or never will.
+            # `promised` is from the pass before. An announcement sent by then has arrived by now, or never will.
             if sender in others and promised > self._heard[sender]:
                 self._heard[sender] = promised
                 self._missed(f"announcements of node {sender[0]}")
@@ -203,7 +204,8 @@ class Wakeups:
             self._look_due.set()
 
     def registered(self) -> None:
-        """This node has been registered (again): those who do not know of it yet announce nothing."""
+        """Note that this node has registered (again). Nodes that have not seen the registration yet may not announce to
+        it."""
         if self._hears:
             self._trust_from_now()
 

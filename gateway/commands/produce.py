@@ -56,7 +56,7 @@ def produce(cluster: Cluster, given: argparse.Namespace) -> int:
         if not separator:
             raise CommandError("--key-separator wants a text, e.g. --key-separator :")
     (topic,) = cluster.topics((given.topic,))
-    from protocol.records import Record, build_batch  # behind the first request, because it loads the codecs
+    from protocol.records import Record, build_batch  # imported after the first request, because it loads the codecs
 
     present = sorted(partition.partition_index for partition in topic.partitions)
     if given.partition is not None and given.partition not in present:

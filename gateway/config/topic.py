@@ -273,7 +273,7 @@ _SHOWN = (
 _FIELDS: Mapping[str, ConfigKey] = MappingProxyType(declared_settings(TopicConfig))
 
 _ALL = {key.name: key for key in (*_SHOWN, *_FIELDS.values())}
-_ALL["file.delete.delay.ms"] = _ALL.pop("file.delete.delay.ms")  # last of those that share its place
+_ALL["file.delete.delay.ms"] = _ALL.pop("file.delete.delay.ms")  # the last of the settings with equal hash positions
 
 TOPIC_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType({name: _ALL[name] for name in in_java_order(_ALL)})
 """Every topic setting by name, in the order in which Kafka lists them."""

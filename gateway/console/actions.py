@@ -58,14 +58,14 @@ Given = Mapping[str, Json]
 
 class Plan(TypedDict):
     what: str
-    """One sentence."""
+    """The action in one sentence."""
     rows: Sequence[Mapping[str, Json]]
     """Changes, line by line, with the names of `columns`."""
     columns: list[str]
     warnings: NotRequired[list[str]]
-    """Why it may surprise."""
+    """Reasons why the effect may surprise the person."""
     blocked: str | None
-    """Why it cannot be done now, or None."""
+    """Reason why the action cannot be carried out now, or None."""
     digest: NotRequired[str]
 
 

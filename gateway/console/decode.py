@@ -43,7 +43,7 @@ class Shown(TypedDict):
     """True if only the first part is shown."""
     schemaId: NotRequired[int]
     why: NotRequired[str]
-    """Why it is shown in hex."""
+    """Reason why the value is shown in hex."""
 
 
 class Declared(Protocol):

@@ -29,7 +29,7 @@ WRITE_S = 10.0
 """How long a reader may take to accept one event."""
 
 Event = tuple[str, object]
-"""Name and data."""
+"""Name and data of an event."""
 
 
 class Streams:

@@ -58,7 +58,7 @@ class Search:
 
     topic: str
     partitions: tuple[int, ...]
-    """Empty: all."""
+    """Partitions to search; empty for all."""
     limit: int = 50
     key: bytes | None = None
     text: str = ""

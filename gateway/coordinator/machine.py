@@ -302,7 +302,7 @@ ConnectedGroupT = TypeVar("ConnectedGroupT", bound=ConnectedGroup)
 
 
 class ConnectedMachine(Generic[ConnectedGroupT]):
-    """The part of `Machine` that is alike for groups that count the connections of their members."""
+    """The methods of `Machine` that are the same for all groups that count the connections of their members."""
 
     def connection_numbers(self, group: ConnectedGroupT) -> Mapping[MemberId, int]:
         return {key: each.connection_number for key, each in group.members.items() if each.connection_number >= 0}

@@ -76,14 +76,14 @@ must not be used again."""
 
 
 class EpochMember(Protocol):
-    """The part of a member that is alike."""
+    """The fields of a member that all these machines have."""
 
     @property
     def member_epoch(self) -> int: ...
 
 
 class EpochGroup(Value, Replaceable, Protocol):
-    """The part of a group that is alike."""
+    """The fields of a group that all these machines have."""
 
     @property
     def is_deleted(self) -> bool: ...
@@ -113,7 +113,7 @@ def has_its_share(group: EpochGroup, member_id: MemberId, member_epoch: int) -> 
 
 
 class EpochMachine(Protocol[EpochGroupT_contra]):
-    """The part of `Machine` that is alike. A machine adds its types, and what differs."""
+    """The methods of `Machine` that all these machines share. A machine adds its types and its own methods."""
 
     group_type: str
     protocol_type: str

@@ -77,7 +77,7 @@ class OffsetCommitReply:
     stale: ErrorCode = ErrorCode.STALE_MEMBER_EPOCH
     """The error for a member whose stored epoch differs."""
     member_epoch: int | None = None
-    """The epoch by which Postgres fences the commit if that may be newer than the one it names; None: the named
+    """Epoch by which Postgres fences the commit, if it may be newer than the epoch in the request; None: the request's
     epoch."""
 
 

@@ -1,8 +1,8 @@
 """Pass the contents of the catalog to the machines: topics as one value, replaced when they change, and settings.
 
 The one idea: many changes at once (a load, a request that creates a thousand topics) make one new value, before the
-next request begins. Unchanged topics stay the same objects, and if none has changed, so does their mapping. The ACLs
-for describing them come along.
+next request begins. Unchanged topics stay the same objects, and if none has changed, so does their mapping. The value
+also holds the ACLs that decide which topics a client may describe.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Reader(Protocol):
 
 
 class ClusterFeed:
-    """From its making on, `reader` is up to date whenever the loop has turned after a change of the catalog."""
+    """From now on, `reader` gets each change of the catalog before the event loop has run once more."""
 
     def __init__(
         self, catalog: Catalog, reader: Reader, describing: Callable[[], Describing | None] = lambda: None
@@ -65,7 +65,8 @@ class ClusterFeed:
     def _changed(
         self, last: Cluster, topic_ids: Iterable[UUID]
     ) -> tuple[Mapping[str, ClusterTopic], Mapping[UUID, ClusterTopic]]:
-        """Return the topics, copied if any of these has changed: one change must not look at sixty thousand topics."""
+        """Return the topics, copied if any of these has changed. A change of one topic must not cost a pass over sixty
+        thousand."""
         topics, by_id = dict[str, ClusterTopic](), dict[UUID, ClusterTopic]()
         are_copies = False
         for topic_id in topic_ids:

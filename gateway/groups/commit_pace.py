@@ -1,15 +1,17 @@
-"""How members commit, and from that when one has stopped working on a partition that it has released.
+"""The pace at which members commit. It shows when a member has stopped working on a partition that it has released.
 
-The one idea: served is not processed. A client throws away what it has prefetched when it revokes a partition, so its
-commits never reach the end of what it was served. Whether more commits are to come is known by its own pace: how long
-after a record was served the commit of that record came (the delay), and how long the commits of the partition are
-apart (the gap). If the next uncommitted record is overdue by both, the member does not work on it.
+The one idea: served is not processed. A client that revokes a partition discards the records that it has prefetched, so
+its commits never reach the end of the records it was served. Two durations form the member's pace. The delay is the
+time from serving a record to its commit. The gap is the time between two commits of the partition. If the commit of the
+next record is overdue by both, the member does not work on that record.
 
-A last commit between the request to revoke and the release is most likely one of the whole position. Then the gap does
-not count beyond the delay: an application that commits every five seconds all that it has processed need not be waited
-for that long. A commit after the release shows that the application works on what it has released.
+A commit between the request to revoke and the release most likely covers all records that the member has processed.
+Then a gap longer than the delay counts as long as the delay: an application that commits everything it has processed
+every five seconds needs no such long wait. A commit after the release shows that the application still works on the
+partition.
 
-A member that has never committed has no pace, and neither has one whose fetches this node does not know. Memory only.
+A member that has never committed has no pace. Neither has a member whose fetches this node does not see. Paces are kept
+in memory only.
 """
 
 from __future__ import annotations
@@ -21,14 +23,15 @@ from uuid import UUID
 from gateway.coordinator.facts import MemberId
 
 SAMPLES = 8
-"""Commits of a partition of which delays and gaps are remembered; the longest count."""
+"""Commits of a partition whose delays and gaps are remembered. The longest delay and the longest gap decide."""
 MAX_PARTITIONS = 20_000
-"""Partitions of all groups. The one committed longest ago is forgotten first."""
+"""Partitions of all groups whose paces are remembered. The one with the oldest commit is forgotten first."""
 SHORTEST_SLACK_S = 1.0
 UNSURE_SLACK_S = 5.0
-"""The shortest slack without a commit between the request to revoke and the release. The application may be at work."""
+"""Shortest slack if the member did not commit between the request to revoke and the release. Then the application may
+still be at work."""
 SLACK = 1.0
-"""How late a commit may be, as a part of its usual delay or gap."""
+"""Slack of a commit, as a multiple of its usual delay or gap."""
 
 
 def _samples() -> deque[float]:
@@ -46,8 +49,8 @@ class Pace:
     gaps_s: deque[float] = field(default_factory=_samples)
 
     def overdue_s(self, next_served_s: float, asked_s: float | None, released_s: float) -> float | None:
-        """When the commit of the next record is overdue, which was served at `next_served_s`. None: that is unknown.
-        `asked_s`: when the member was asked to revoke the partition, if that is known."""
+        """Return the time at which the commit of the next record is overdue; None if it is unknown. That record was
+        served at `next_served_s`. The member was asked to revoke the partition at `asked_s`, if that is known."""
         if not self.delays_s:
             return None
         delay_s = max(self.delays_s)
@@ -83,7 +86,8 @@ class CommitPaces:
         last_served_s: float | None,
         now_s: float,
     ) -> None:
-        """The member has committed `offset`. `last_served_s`: when it was served the record before, if known."""
+        """Note that the member has committed `offset`. It was served the record before that offset at `last_served_s`,
+        if that is known."""
         key = (group_id, *partition)
         pace = self._paces.get(key)
         if pace is None or pace.member_id != member_id:

@@ -13,7 +13,8 @@ from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ClientRequest, ConnectionId, Reply, Request
 
 MAX_GROUPS_PER_CONNECTION = 10_000
-"""Groups informed when a connection closes. Members of any further ones count on their session timeout alone."""
+"""Groups informed when a connection closes. If the connection has spoken for more groups, the members of the others
+expire by their session timeout."""
 
 _NO_GROUPS: Set[str] = frozenset()
 _NO_NUMBERS: Mapping[MemberId, int] = {}
@@ -45,7 +46,7 @@ class GroupsOfConnections:
 
 
 class NewestConnections:
-    """The newest connection numbers of the members of groups that will be read again.
+    """The newest connection numbers of the members of dropped groups, for the time when such a group is read again.
 
     At most `bound` members are remembered. The group that was dropped first is forgotten first.
     """

@@ -1,9 +1,10 @@
-"""Looks how far old owners have committed, for groups in which new owners wait for that.
+"""Read how far previous owners have committed, for groups in which new owners wait for that.
 
-The one idea: nothing here decides. A group that waits says what for (`Draining`); this looks up the mark of each and
-what is committed in Postgres, and tells the group, which compares it with what it awaits by then. One look at a time
-per group, begun by what happens to the group, by its commits, and by the clock while it waits. The pace at which
-members commit is noted from their commits all the time, so that it is known when one revokes a partition.
+The one idea: nothing here decides. A group says what it waits for (`Draining`). This module reads the mark of each such
+partition and its committed offset in Postgres, and reports both to the group. The group compares them with what it
+waits for by then. At most one such read per group runs at a time. Facts about the group, its commits, and a timer start
+one while the group waits. The paces of all commits are noted all the time, so that a member's pace is known when it
+revokes a partition.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ POLL_S = 1.0
 deleted topic."""
 SHORTEST_POLL_S = 0.01
 MAX_REBALANCING = 10_000
-"""Groups of which the last rebalance's begin is remembered."""
+"""Groups for which the beginning of the last rebalance is remembered."""
 MAX_RELEASED = 20_000
 MAX_LOOKS = 4
-"""At a time; they must not take all connections."""
+"""Maximal number of reads at a time, because they must not occupy all connections to Postgres."""
 _NEWS = (HandoffBegun, HandoffAcknowledged, HandoffsChanged)
 _COMMITTED = (OffsetsCommitted, TransactionCommitted)
 
@@ -65,7 +66,7 @@ def draining(group: AnyGroup | None) -> tuple[Draining, ...]:
 
 
 class Drains:
-    """The drains of one node's groups. Reads their facts from its creation on."""
+    """The drains of one node's groups. It receives the groups' facts as soon as it is made."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class Drains:
         marks: Marks,
         leads: Callable[[Partition], bool],
     ) -> None:
-        """`leads`: whether clients of a partition are pointed to this node."""
+        """`leads` returns whether clients of a partition are sent to this node."""
         self._groups = groups
         self._offsets = offsets
         self._catalog = catalog
@@ -85,7 +86,7 @@ class Drains:
         self._leads = leads
         self._paces = CommitPaces()
         self._rebalanced_s: OrderedDict[str, float] = OrderedDict()
-        """When the last rebalance of a group began."""
+        """Time at which a group's last rebalance began, by group."""
         self._released_s: OrderedDict[tuple[str, Draining], float] = OrderedDict()
         """Time at which the coordinator first saw that the source had released the partition, for each partition to be
         drained.
@@ -97,14 +98,14 @@ class Drains:
         groups.readers.append(self.told)
 
     def told(self, group_id: str, facts: tuple[Fact, ...]) -> None:
-        """Without facts: the group was read."""
+        """Receive the facts of a group's step. Without facts the group was read from Postgres."""
         if facts and self._marks.wanted:
             self._note(group_id, facts)
         news = self._looking.get(group_id)
         if news is not None and (not facts or any(isinstance(fact, (*_NEWS, *_COMMITTED)) for fact in facts)):
             news.set()
         if not facts or any(isinstance(fact, _NEWS) for fact in facts):
-            # The step is reported before its value is the group's value.
+            # The facts arrive before the group has its new value.
             self._loop.call_soon(self._begin, group_id, context=NO_REQUEST.copy())
 
     def _note(self, group_id: str, facts: tuple[Fact, ...]) -> None:
@@ -191,11 +192,12 @@ class Drains:
         return tuple(found), next_s
 
     def _stops_s(self, group_id: str, each: Draining, partition: tuple[UUID, int], committed: int) -> float | None:
-        """When the source has committed all that it works on, unless it commits more before. None: that is unknown."""
+        """Return the time from which the source counts as done with the partition, unless it commits again before; None
+        if that is unknown."""
         pace = self._paces.of(group_id, partition, each.source)
         released_s = self._release_of(group_id, each)
         if pace is None or pace.offset != committed:
-            # The offset was committed by another path, or its commit is about to be reported.
+            # The commit took another path, or it has not been reported yet.
             return None
         mark = self._whole_mark(each, partition)
         next_served_s = None if mark is None else mark.served_s(committed)
@@ -214,14 +216,15 @@ class Drains:
         return released_s
 
     def _named(self, each: Draining) -> tuple[UUID, int] | None:
-        """Return None if the partition does not exist."""
+        """Return topic id and index of the partition; None if it does not exist."""
         named = each.topic
         topic = self._catalog.get_by_id(named) if isinstance(named, UUID) else self._catalog.get(named)
         return None if topic is None or each.partition >= len(topic.partitions) else (topic.topic_id, each.partition)
 
     async def _mark(self, each: Draining, partition: tuple[UUID, int], committed: int) -> int | None:
-        """Return how far the source was served; if that is unknown, the farthest possible offset; None: nothing. A
-        source that began where its group has never committed, and got no further, was served nothing."""
+        """Return the offset up to which the source was served records; None if it was served none. If the offset is
+        unknown, return the end of the log. A source was served none if it began at the start of a partition without
+        commits and got no further."""
         topic = self._catalog.get_by_id(partition[0])
         if topic is None or partition[1] >= len(topic.partitions):
             return None
@@ -236,7 +239,7 @@ class Drains:
         return None if state is None or not state.high_watermark else state.high_watermark
 
     def _whole_mark(self, each: Draining, partition: tuple[UUID, int]) -> Mark | None:
-        """Return the mark of the source, if no other node can have served it more."""
+        """Return the source's mark; None if another node may have served the source further."""
         topic = self._catalog.get_by_id(partition[0])
         mark = self._marks.of(each.connection_id, each.client_id, each.client_host, partition)
         if mark is None or topic is None or partition[1] >= len(topic.partitions):

@@ -1,8 +1,8 @@
-"""Group commit: while one transaction runs, everything that arrives is gathered for the next.
+"""Group commit: while one transaction runs, the items that arrive are gathered for the next one.
 
 The one idea: a thousand concurrent callers cost a few transactions instead of a thousand, and a lone caller never
-waits. Items keep their order of arrival. One item that Postgres refuses must not cost the others theirs: if a
-transaction of many is refused, each is tried alone.
+waits. Items keep their order of arrival. If Postgres refuses a transaction of several items, each item is tried alone,
+so that a bad item does not fail the others.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def _one(_item: object) -> int:
 
 
 class Gatherer(Generic[Item, Result]):
-    """`work` gives one result per item, in their order, or raises StorageError for all.
+    """`work` returns one result per item, in the items' order, or raises StorageError for all items.
 
-    A transaction takes items until their sizes come to `max_size`; an item is never split, so a larger one is a
+    A transaction takes items until their sizes reach `max_size`. An item is never split, so a larger item gets a
     transaction of its own.
     """
 
@@ -47,9 +47,10 @@ class Gatherer(Generic[Item, Result]):
         self._running: asyncio.Task[None] | None = None
 
     def submit(self, item: Item) -> asyncio.Future[Result]:
-        """The item's result. Queues before it returns, so the order of calls is the order of transactions.
+        """Return a future of the item's result. The item is in the queue when this returns, so transactions follow the
+        order of the calls.
 
-        The future raises StorageUnavailable when the outcome is unknown, and other StorageErrors as `work` does.
+        The future raises StorageUnavailable if the outcome is unknown, and other StorageErrors as `work` does.
         """
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         size = self._size(item)
@@ -60,7 +61,7 @@ class Gatherer(Generic[Item, Result]):
         return future
 
     async def drain(self) -> None:
-        """Waits until nothing is queued or in flight; the caller bounds the wait."""
+        """Wait until nothing is queued or in progress. The caller bounds the wait."""
         while self._running is not None:
             await asyncio.wait((self._running,))
 

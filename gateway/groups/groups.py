@@ -1,4 +1,5 @@
-"""The groups this node coordinates: which machines play them, where they are kept, who hears of what happens.
+"""The groups that this node coordinates: which machines run them, where they are stored, and which parts receive their
+facts.
 
 The one idea: everything here is choice and wiring. `runtime.py` plays a machine, and `kinds.py` lists the machines.
 Offsets never pass through a slot: see `offset_committer.py`.
@@ -36,7 +37,7 @@ from storage.types import GroupRecord, Node
 logger = structlog.stdlib.get_logger(__name__)
 
 STORE_PATIENCE_MS = 15_000
-"""How long one write or load is tried again before those who wait for it are sent away."""
+"""How long a read or write is tried again before its callers get an error."""
 MAX_FACTS_LOGGED = 20
 UNREST = frozenset({"PreparingRebalance", "CompletingRebalance"})
 """States in which a join phase is in memory only."""
@@ -72,7 +73,7 @@ class Groups(Runtime[AnyGroup, Settings, GroupRecord]):
         self._count_withheld = count_withheld
         self._count_handoff = count_handoff
         self.journal = journal
-        """None: nothing is written down."""
+        """None if this node writes no journal."""
         self.readers: list[Callable[[str, tuple[Fact, ...]], None]] = []
         """Called with a group's id and the facts of a step, once the step is settled and before any member is answered.
         No facts means that the group was read."""
@@ -93,9 +94,9 @@ class Groups(Runtime[AnyGroup, Settings, GroupRecord]):
         return self._group_records.restored(record, 0, self.settings)
 
     async def list(self) -> list[Summary]:
-        """Every group this node coordinates; of those that are only stored, what storage has in columns.
+        """Return the summaries of all groups that this node coordinates.
 
-        Raises StorageUnavailable.
+        Groups that are not in memory have only the values of their columns. Raise StorageUnavailable.
         """
         listed = {
             group_id: Summary(group_id, group_type, True, state, protocol_type or "", 0, 0, None, False)
@@ -109,21 +110,21 @@ class Groups(Runtime[AnyGroup, Settings, GroupRecord]):
         return list(listed.values())
 
     def in_use(self, shard: int) -> list[Summary]:
-        """Groups of the shard with members or pending ids, as last settled: what offset expiry must know beyond what is
-        stored (which topics a Stable group reads, that a rebalance is under way)."""
+        """Return the shard's groups with members or pending ids, as last settled. Offset expiry needs facts that are
+        not stored: the topics that a Stable group reads, and whether a rebalance is in progress."""
         groups = [slot.group for slot in self._slots.values() if slot.lease.shard == shard]
         machines = self._machines
         return [machines.of(group).summary(group) for group in groups if not machines.of(group).is_idle(group)]
 
     def shards_in_unrest(self) -> set[int]:
-        """Shards with a group that is being rebalanced, stored or read: handed over last."""
+        """Return the shards with a group that is being rebalanced, stored or read. They are handed over last."""
         return self.shards_where(lambda group: self._machines.of(group).summary(group).state in UNREST)
 
     async def coordinators_of(self, group_ids: Sequence[str]) -> list[Node | KafkaError]:
         """Return the coordinators of the groups as Postgres has them now; COORDINATOR_NOT_AVAILABLE if no node holds
         the shard."""
         async for group_id in in_pieces(group_ids):
-            # A long id takes a tenth of a millisecond, and is remembered for what follows.
+            # To hash a long id takes a tenth of a millisecond. `shard_of` remembers the result for the calls below.
             shard_of(group_id)
         await self._leases.look_up(group_ids)
         found: list[Node | KafkaError] = []
@@ -146,7 +147,7 @@ class Groups(Runtime[AnyGroup, Settings, GroupRecord]):
         )
 
     def half_way(self) -> int:
-        """Groups in the middle of an upgrade from eager to cooperative, or back."""
+        """Number of groups in which some members still use the eager protocol and others the cooperative one."""
         return sum(group.watch.half_way for group in self.in_memory() if isinstance(group, Group))
 
     async def drain(self, timeout_s: float = 3.0, also: Sequence[Awaitable[None]] = ()) -> None:
@@ -159,19 +160,19 @@ class Groups(Runtime[AnyGroup, Settings, GroupRecord]):
             read(group_id, facts)
 
     def noticed(self, group_id: str, fact: ProtocolViolated) -> None:
-        """Records what was seen of a group from outside of its steps."""
+        """Record a violation that was observed outside the group's steps."""
         group = self.settled(group_id)
         if group is not None:
             self._happened(group, group, (fact,))
 
     def transaction_committed(self, group_id: str) -> None:
-        """Offsets of the group have become durable with a transaction that this node has ended. The coordinator of a
-        group that is another node's finds out by itself."""
+        """Note that a transaction that this node has ended has made offsets of the group durable. If another node
+        coordinates the group, that coordinator finds them by itself."""
         if self.readers and self.lease_for(group_id) is not None:
             self.told(group_id, (TransactionCommitted(),))
 
     def _happened(self, before: AnyGroup, after: AnyGroup, facts: tuple[Fact, ...]) -> None:
-        """Facts as rows of the journal, log lines and metrics."""
+        """Turn facts into rows of the journal, log lines and metrics."""
         if self.journal is not None:
             self.journal.happened(before, after, facts)
         if not facts:

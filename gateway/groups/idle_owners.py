@@ -83,14 +83,14 @@ class IdleOwners:
     def told(self, group_id: str, facts: tuple[Fact, ...]) -> None:
         for fact in facts:
             if isinstance(fact, MemberSynced):
-                # The step is reported before its value is the group's value.
+                # The facts arrive before the group has its new value.
                 self._loop.call_soon(self._watch, group_id, fact.member_id, context=NO_REQUEST.copy())
             elif isinstance(fact, OffsetsCommitted):
                 self._forget(self._owners.get((group_id, fact.member_id)))
 
     def asked_offsets(self, group_id: str, connection_id: str, client_id: str, client_host: str) -> None:
-        """A client has asked for offsets of the group: the member that speaks on its connection, or members of its name
-        if the connection speaks for none."""
+        """Note that a client has asked for offsets of the group. The client is the member that speaks on its
+        connection, or else any member with the same client id and host."""
         group = self._groups.settled(group_id) if group_id in self._by_group else None
         if not isinstance(group, Group):
             return

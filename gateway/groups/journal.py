@@ -44,22 +44,24 @@ from storage.journal import (
 logger = structlog.stdlib.get_logger(__name__)
 
 MAX_QUEUED = 100_000
-"""About as many rows: a step weighs its facts and its members, which it keeps alive, a commit its partitions."""
+"""Maximal weight of the queue, in rows. A step weighs as much as its facts and members, because it keeps the members in
+memory. A commit weighs as much as its partitions."""
 MAX_BATCH = 5_000
 LINGER_S = 0.1
-"""Commits within this time share a transaction, so that a quiet node writes seldom."""
+"""Time for which entries gather, so that a quiet node writes seldom."""
 HASTE_S = 0.01
-"""The same for what happens to members, because a node that is killed loses what it has not written."""
+"""Shorter time if an entry tells what happened to members, because a node that is killed loses unwritten entries."""
 MAX_REFUSALS = 100
-"""Statements of one batch that Postgres may refuse: five bad rows among 5,000 take some 70."""
+"""Refused statements of one batch after which the rest of the batch counts as refused. To find five bad rows among
+5,000 takes some 70."""
 PAUSE_S = 1.0
 """Pause after a batch that Postgres did not accept."""
 COMMITS_PER_S = 2_000
-"""Commits of one group that get a row each, per second. Beyond it each request gets one row with a count."""
+"""Commits of one group that get a row each, per second. If there are more, each request gets one row with a count."""
 BURST_S = 10
-"""Unused commits of so many seconds may be caught up on."""
+"""Seconds of unused commits that a group may make up for."""
 MAX_PACED_GROUPS = 10_000
-"""Groups whose recent commits are remembered, the last ones first."""
+"""Groups whose recent commits are remembered. The group without a commit for the longest time is forgotten first."""
 
 _IDS = frozenset({"group_id", "member_id", "source_member_id", "target_member_id"})
 """Fields by which operators look up a history. They are never shortened."""
@@ -67,7 +69,7 @@ _NAMES: dict[type[JournalRow], tuple[str, ...]] = {
     kind: tuple(field.name for field in fields(kind) if str(field.type).startswith("str") and field.name not in _IDS)
     for kind in (JournalEvent, JournalMember, JournalOwnership, JournalOffset, JournalHandoff)
 }
-"""Columns of text that clients may have named."""
+"""Text columns whose values clients may have chosen."""
 
 
 class JournaledCommit(NamedTuple):
@@ -79,7 +81,7 @@ class JournaledCommit(NamedTuple):
     log_end_offset: int | None
     error_code: int
     commit_count: int = 1
-    """Commits that this one stands for, if partitions of one request share the error."""
+    """Number of commits that this entry stands for, if several partitions of one request got the same error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class _Expired:
 
 @dataclass(frozen=True, slots=True)
 class _Silent:
-    """Holds no group: when a thousand members are late at once, that is a thousand small things."""
+    """A silence of one member. It holds no group, so a thousand members that are late at once cost little memory."""
 
     group: Summary
     fact: MemberSilent
@@ -111,7 +113,7 @@ class _Silent:
 
 @dataclass(slots=True)
 class _Dropped:
-    """Here something is missing."""
+    """A mark that rows are missing here."""
 
     row_count: int
     at_ms: int
@@ -122,7 +124,7 @@ _Item = Happened | _Commits | _Expired | _Silent | _Dropped
 
 
 class Journal:
-    """The journal of one node. Call `close` when nothing happens any more."""
+    """The journal of one node. Call `close` after the last event."""
 
     def __init__(
         self,
@@ -139,7 +141,7 @@ class Journal:
         now_ms: Callable[[], int] = wall_ms,
         notice: Callable[[Sequence[JournalRow]], None] | None = None,
     ) -> None:
-        """`now_ms` dates the events. `notice` is given the rows in their order, before they are written."""
+        """`now_ms` dates the events. `notice` receives the rows in their order, before they are written."""
         self._now_ms = now_ms
         self._notice = notice
         self._store = store
@@ -159,13 +161,13 @@ class Journal:
         self._writer: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self._hasty = asyncio.Event()
-        """Set while an entry waits that is to be written soon."""
+        """Set while an entry in the queue must be written soon."""
         self._loop = asyncio.get_running_loop()
 
     # --- events -------------------------------------------------------------------------------------------------
 
     def happened(self, before: AnyGroup, after: AnyGroup, facts: tuple[Fact, ...]) -> None:
-        """A step is settled; without facts: the group was read."""
+        """Note a settled step. Without facts the group was read."""
         if any(isinstance(fact, MemberSilent) for fact in facts):
             facts = self._silent(before, facts)
             if not facts:
@@ -178,7 +180,7 @@ class Journal:
         self._hasty.set()
 
     def _silent(self, before: AnyGroup, facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
-        """Puts down who was silent until this step; gives the other facts."""
+        """Queue an entry for each member that was silent until this step. Return the other facts."""
         summary = self._machines.of(before).summary(before)
         for fact in facts:
             if isinstance(fact, MemberSilent):
@@ -197,7 +199,7 @@ class Journal:
             self._put(asked, len(some), len(some))
 
     def expired(self, group_ids: Sequence[str]) -> None:
-        """Empty groups without offsets were removed."""
+        """Note that empty groups without offsets were removed."""
         self._put(_Expired(group_ids, self._now_ms(), self._node_id()), len(group_ids), len(group_ids))
 
     def _put(self, item: _Item, weight: int, row_count: int) -> None:
@@ -217,7 +219,7 @@ class Journal:
     # --- the writer ---------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Writes what is queued, without lingering; the caller bounds the wait."""
+        """Write the queue without waiting for more entries. The caller bounds the wait."""
         self._closing.set()
         self._hasty.set()
         while self._writer is not None:
@@ -269,7 +271,7 @@ class Journal:
         except StorageError as error:
             logger.warning("journal not written", rows=len(rows), error=str(error))
         except Exception as error:
-            # A bug in making rows costs these rows; groups go on, and the journal says that something is missing.
+            # A bug in making rows costs only these rows. Groups continue, and the journal says that rows are missing.
             logger.error("journal not written", items=len(items), exc_info=error)
         else:
             if len(refused) < len(rows):
@@ -285,9 +287,9 @@ class Journal:
         return False
 
     async def _write_around(self, rows: Sequence[JournalRow]) -> list[JournalRow]:
-        """Write all rows but those that Postgres refuses, and return those: a batch that is refused is halved until the
-        bad row is alone. After many refusals the rest counts as refused too, because then no single row is to blame.
-        Raises StorageUnavailable; nothing more is known of the batch then."""
+        """Write all rows except those that Postgres refuses, and return the refused rows. A refused batch is halved
+        until the bad row is alone. After many refusals the rest counts as refused too, because then no single row is to
+        blame. Raise StorageUnavailable; then it is unknown which rows were written."""
         refused: list[JournalRow] = []
         refusals = 0
         pending = [rows]
@@ -318,7 +320,7 @@ class Journal:
         return refused
 
     def _count_queue(self) -> None:
-        """Postgres is away while the node stops: what waits is given up."""
+        """Drop the queue, because Postgres is away while the node stops."""
         self._metrics.journal_dropped.inc(sum(1 for item, _ in self._queue if not isinstance(item, _Dropped)))
         self._queue.clear()
         self._queued = 0
@@ -353,7 +355,7 @@ async def _within(seconds: float, event: asyncio.Event) -> None:
 
 
 class _Paces:
-    """A token bucket per group: how many commits still get a row of their own."""
+    """A token bucket per group, which limits the commits with a row of their own."""
 
     def __init__(self, commits_per_s: int) -> None:
         self._commits_per_s = commits_per_s
@@ -400,7 +402,7 @@ class _Topics:
 
 
 def _legible(row: JournalRow) -> JournalRow:
-    """The row with what clients named cut and printable. Ids stay whole."""
+    """Return the row with client-chosen texts shortened and printable. Ids stay whole."""
     texts = {name: text for name in _NAMES[type(row)] if (text := getattr(row, name)) is not None}
     changed = {name: fit for name, text in texts.items() if (fit := shown(text)) != text}
     return row if not changed else replace(row, **changed)

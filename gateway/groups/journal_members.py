@@ -22,18 +22,18 @@ from protocol.consumer import decode_assignment, decode_subscription
 from protocol.errors import ProtocolError
 
 OwnedPartition = tuple[str | UUID, int]
-"""By the topic's id in a consumer group, by its name in others."""
+"""A topic and a partition index. The topic is an id in a consumer group, and a name in other groups."""
 
 
 class Topics(Protocol):
-    """Known topics. Asked from another thread, so answers come from memory."""
+    """Topics that this node knows. Another thread asks, so the answers come from memory."""
 
     def name_of(self, topic_id: UUID) -> str: ...
 
     def id_of(self, name: str) -> UUID | None: ...
 
     def partition_count_of(self, name: str) -> int:
-        """The topic's number of partitions; 0 if the topic is unknown."""
+        """Return the topic's number of partitions; 0 if the topic is unknown."""
         ...
 
 
@@ -47,7 +47,7 @@ def holds(group: Group) -> bool:
 
 
 def session_timeout_ms(member: AnyMember) -> int:
-    """0 where it is the group's."""
+    """Return the session timeout of a member; 0 if all members have the session timeout of the group."""
     match member:
         case Member():
             return member.session_timeout_ms

@@ -1,10 +1,10 @@
 """Turn facts into rows: what a settled step writes into the journal (docs/journal.md).
 
-The one idea: a step arrives as the group before it, the group after it and the facts, all frozen, so rows can be made
-later and on another thread. Little is remembered between steps (`Told`: the owners, and when the rebalance and the
-generation began), and it may be lost: a group without memory is written anew, like one that was loaded.
-
-Facts arrive in the order in which a machine decides; rows have the order that the journal promises, causes first.
+The one idea: a step arrives as the group before it, the group after it, and the facts. All are frozen, so rows can be
+made later and on another thread. Little is remembered between steps (`Told`: the owners, and the times at which the
+rebalance and the generation began). If this memory is lost, the group is written completely again, like a group that
+was loaded. Facts arrive in the order in which a machine decides. Rows have the order that the journal promises: causes
+first.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ from gateway.groups.kinds import AnyGroup
 from storage.journal import JournalRow
 
 MAX_GROUPS = 50_000
-"""Groups of which something is remembered; those longest without news are forgotten first."""
+"""Groups about which something is remembered. The group without rows for the longest time is forgotten first."""
 
 DEAD = GroupState.DEAD.value
 EMPTY = GroupState.EMPTY.value
 STABLE = GroupState.STABLE.value
 
 LONG_REBALANCE_MS = 1_000
-"""From here on the row of a generation names the members that joined last."""
+"""Duration of a rebalance from which the generation's row names the members that joined last."""
 MAX_NAMED = 3
 
 _EXPIRED = {
@@ -90,7 +90,7 @@ _ARRIVALS = (MemberJoined, MemberRejoined, MemberReplaced)
 
 
 class Rows:
-    """Makes the rows of steps, which must be given in the order in which they happened."""
+    """Make the rows of steps. Steps must be passed in the order in which they happened."""
 
     def __init__(self, machines: Machines[AnyGroup, Settings], topics: Topics) -> None:
         self._machines = machines
@@ -106,7 +106,7 @@ class Rows:
 
 
 class _Telling(Sheet):
-    """One step on its way to rows."""
+    """The rows of one step."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class _Telling(Sheet):
             if not known and self._was.member_count:
                 self._loaded(self._before)
             elif not known:
-                # An id that was only handed out makes a group that no row has mentioned.
+                # A member id was only handed out, so no row mentions this group yet.
                 self._told.state = self._was.state if self._was.exists and self._was.generation_id else None
             self._tell_all()
         self._remember()
@@ -165,7 +165,7 @@ class _Telling(Sheet):
             elif isinstance(fact, PartitionsWithheld):
                 self._event("observed", reason="partitions_withheld", detail=str(fact))
             elif isinstance(fact, MemberFenced):
-                pass  # told with the MemberReplaced that it belongs to
+                pass  # the row of MemberReplaced covers this fact
             else:
                 self._arrived(arrivals)
                 self._one(fact, emptied_by)
@@ -188,7 +188,7 @@ class _Telling(Sheet):
                 if not isinstance(after, Group):
                     self._reconciled(after, fact.member_id)
                 elif not self._handed_out:
-                    # A static member that came back is given what the one before it had, without a rebalance.
+                    # A static member that returned gets its predecessor's assignment without a rebalance.
                     self._give(fact.member_id, assigned_to(after, fact.member_id))
             case GroupTypeChanged(conversion=Conversion.EMPTY):
                 self._generation_id = self._now.generation_id
@@ -206,7 +206,8 @@ class _Telling(Sheet):
                     wait_ms=fact.waited_ms,
                 )
             case GroupTypeChanged():
-                # Its members are other values from here on, and partitions have other names: all is said anew.
+                # The group's members are other values now, and its partitions have other names. So all of it is written
+                # again.
                 self._loaded(after, reason=fact.conversion.name.lower(), detail=str(fact))
             case GroupDeleted():
                 self._event("deleted", reason="requested", state_after=DEAD)
@@ -378,7 +379,7 @@ class _Telling(Sheet):
         if isinstance(group, Group) and (group.pending_sync or holds(group)):
             return
         if isinstance(group, ShareGroup) and not all(has_caught_up(group, each) for each in group.members):
-            # Such a group is Stable, although its members may not know yet.
+            # Such a group is Stable at once, although its members may not know the generation yet.
             return
         self._event("rebalance_completed", wait_ms=self._since_start(), member_count=self._now.member_count)
         self._told.rebalance_ms = self._told.generation_ms = None

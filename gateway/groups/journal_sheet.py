@@ -44,7 +44,7 @@ class Happened:
 
 @dataclass(slots=True)
 class Told:
-    """Contents that the rows of a group have reported so far."""
+    """State that the rows of a group have reported so far."""
 
     state: str | None
     rebalance_ms: int | None = None
@@ -138,7 +138,8 @@ class Sheet:
         owned |= partitions
 
     def _release(self, member_id: MemberId, kept: set[OwnedPartition] | None) -> None:
-        """The member owns nothing but `kept` any more; None: it is gone, or begins anew."""
+        """Note that the member owns nothing but `kept` any more. If `kept` is None, the member has left or starts
+        anew."""
         owned = self._told.owned.pop(member_id, set())
         if kept is not None:
             self._told.owned[member_id] = owned & kept
@@ -204,7 +205,7 @@ class Sheet:
         return None if created_ms is None else max(self._happened.now_ms - created_ms, 0)
 
     def _silent_ms(self, member_id: MemberId) -> int | None:
-        """Since the member was last heard, as far as its session tells."""
+        """Return the time since the coordinator last heard from the member, as far as the session deadline shows it."""
         member, deadline_ms = member_of(self._before, member_id), self._before.session_deadlines.get(member_id)
         if not isinstance(member, Member) or deadline_ms is None or member.is_new:
             return None

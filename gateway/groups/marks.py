@@ -1,17 +1,19 @@
-"""How far consumers were served, so that a partition can be given away once its old owner has committed that far.
+"""How far consumers were served, so that a partition can be given away once its previous owner has committed that far.
 
-The one idea: a mark is written before the bytes leave, under the connection that asked and under its client id and
-host, since a Fetch names no member and most clients fetch on another connection than they heartbeat on. Marks only
-rise; what two readers of one name were served is taken together, which can make a wait longer and never shorter. A
-wait has a deadline of its own, so what was forgotten here for lack of room costs at most that.
+The one idea: a mark is written before the bytes leave. It is stored under the connection of the Fetch, and under client
+id and host, because a Fetch names no member and most clients fetch and heartbeat on different connections. Marks only
+rise. Two readers with the same client id and host share a mark, which can make a wait longer but never shorter. Every
+wait has a deadline, so a mark that was forgotten for lack of memory costs at most that time.
 
-Served is not delivered: clients prefetch. Java's consumer asks for no more of a partition while it still has some, so
-what lies below the offset that it asked for has gone to the application; that is its mark. Others ask on while they
-hold many batches, so for them it is the end of what was served, and they may never process all of it. For them it is
-remembered when what was served: `commit_pace.py` tells by that when such a consumer has stopped.
+Served is not delivered, because clients prefetch. Java's consumer does not ask for more of a partition while it still
+holds records of it. So the records below its fetch offset have gone to the application, and its mark is that offset.
+Other clients fetch again while they hold many batches. Their mark is the end of the records they were served, and they
+may never process all of them. For these clients a mark also remembers when records were served. From these times
+`commit_pace.py` derives whether such a consumer has stopped.
 
-Markers of transactions are served and never delivered: a consumer that has read what lies before them may commit that
-offset, or the one behind them. So a mark ends before the markers that end what was served.
+Transaction markers are served and never delivered. A consumer that has read the records before some markers may commit
+the offset before these markers, or the offset after them. So a mark ends before the markers at the end of the served
+batches.
 """
 
 from __future__ import annotations
@@ -27,27 +29,29 @@ from gateway.net.context import ConnectionInfo
 from protocol.buffer import Buffer
 
 MAX_CLIENTS = 20_000
-"""Connections, and client ids at hosts; those longest silent are forgotten first."""
+"""Clients with marks: connections, and pairs of client id and host. The client that was silent for the longest time is
+forgotten first."""
 MAX_PARTITIONS = 20_000
-"""Partitions of each client. The one asked for longest ago is forgotten first."""
+"""Partitions with marks per client. The partition that was fetched longest ago is forgotten first."""
 RECENT_S = 30.0
-"""A consumer asks again within this time. A partition that was not asked for may have been served by another node."""
+"""A consumer fetches each of its partitions at least this often. If it does not, another node may have served it."""
 CLIENTS_MOVE_S = 300.0
-"""Within it clients ask the node that they are pointed to since the live nodes are others (`metadata.max.age.ms`)."""
+"""Time within which clients notice that the live nodes have changed (`metadata.max.age.ms`), and fetch from the new
+leader."""
 MAX_SERVED = 16
-"""Moments remembered of one consumer and partition. Even."""
+"""Times remembered per consumer and partition; an even number."""
 SERVED_APART_S = 0.1
 ASKS_WHEN_IT_HAS_NOTHING = "apache-kafka-java"
-"""`client_software_name` of clients that hold one answer at a time."""
+"""`client_software_name` of clients that fetch a partition only after they have delivered its records."""
 
 Partition = tuple[UUID, int]
 Client = tuple[str, ...]
 """A connection's id alone, or a client's id and host."""
 
 _BATCH_HEAD = struct.Struct(">q13xhi")
-"""Base offset, attributes, and the last offset's delta."""
+"""Base offset, attributes, and last offset delta."""
 _IS_CONTROL = 0x20
-"""Bit of the attributes."""
+"""Bit of a batch's attributes."""
 
 
 @dataclass(slots=True)
@@ -56,22 +60,21 @@ class Mark:
     start: int
     """The offset at which the consumer began, as far as this node knows."""
     began_here: bool
-    """True if the consumer cannot have been served anything before, neither by this node in an earlier run nor by
-    another node.
-    """
+    """True if neither another node nor an earlier process of this node can have served the consumer before."""
     at_s: float
-    """When it was last fetched."""
+    """Time of the last fetch."""
     markers: tuple[int, int] = (0, 0)
-    """The last run of transaction markers at the end of an answer: where it begins, and where it ends."""
+    """First offset, and the offset after the last, of the last run of transaction markers that ended a response."""
     served: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
-    """Ends of what was served, and when it was first served so far. Rising; the older, the coarser."""
+    """Pairs of an end of served records and the time at which that end was first served. Ends rise. Older pairs are
+    further apart."""
 
     def rise(self, offset: int) -> None:
         begin, end = self.markers
         self.offset = max(self.offset, begin if begin < offset <= end else offset)
 
     def note(self, end: int, at_s: float) -> None:
-        """Records up to `end` are served."""
+        """Note that records up to `end` are served at `at_s`."""
         served = self.served
         if served and end <= served[-1][0]:
             return
@@ -80,12 +83,12 @@ class Mark:
             return
         served.append((end, at_s))
         if len(served) > MAX_SERVED:
-            # Of two neighbours in the older half the time of the first stays.
+            # Merge each two neighbours of the older half. The earlier time stays.
             half = MAX_SERVED // 2
             served[:half] = [(served[place + 1][0], served[place][1]) for place in range(0, half, 2)]
 
     def served_s(self, offset: int) -> float | None:
-        """When this record was served, or a moment before. None: that is unknown."""
+        """Return a time at or before which this record was served; None if it is unknown."""
         if offset < self.start or not self.served or offset >= self.served[-1][0]:
             return None
         return self.served[bisect_right(self.served, (offset, float("inf")))][1]
@@ -96,8 +99,8 @@ class Mark:
 
 
 class Marks:
-    """The marks of one node. `wanted` says whether any group waits for what is served, `alone` whether no other node
-    lives, and `nodes_since_s` since when the live nodes are unchanged."""
+    """The marks of one node. `wanted` returns whether any group needs marks. `alone` returns whether no other node is
+    alive. `nodes_since_s` returns the time since which the live nodes are unchanged."""
 
     def __init__(
         self,
@@ -112,20 +115,21 @@ class Marks:
         self._nodes_since_s = nodes_since_s
         self._marks: OrderedDict[Client, OrderedDict[Partition, Mark]] = OrderedDict()
         self.complete_since_s = clock()
-        """From here on nothing is missing that this node has served."""
+        """Time since which this node has forgotten no mark."""
         self._was_wanted = False
 
     @property
     def are_complete(self) -> bool:
-        """Return whether a consumer that has not asked here has asked nowhere, nor recently a node that is lost."""
+        """Return whether a consumer without a mark here has fetched from no node, at least not recently from a node
+        that has died."""
         return self._alone() and self._silent_s() > RECENT_S
 
     def is_whole(self, mark: Mark, *, leads: bool) -> bool:
-        """Return whether the consumer was served no more than this: it has asked here recently, and no other consumer
-        has since.
+        """Return whether no node has served the consumer further than this mark.
 
-        `leads`: clients of the partition are sent to this node. If the live nodes have changed, another node may have
-        led the partition since the mark. A client that was sent to another node may ask that node at any time.
+        That is so if the consumer has fetched here recently and clients of the partition are sent to this node
+        (`leads`). If the live nodes have changed since the mark, another node may have led the partition. A client that
+        was sent to another node may fetch there at any time.
         """
         now_s, moved_s = self._clock(), self._nodes_since_s()
         if self.are_complete:
@@ -135,7 +139,8 @@ class Marks:
         return mark.at_s >= moved_s if self._alone() else leads and now_s - moved_s > RECENT_S
 
     def _silent_s(self) -> float:
-        """Return for how many seconds a client that belongs here, and has not asked here, has asked no other node."""
+        """Return for how many seconds no client without a mark here can have fetched from another node, if its
+        partitions are led here."""
         moved_s = self._nodes_since_s() + (0.0 if self._alone() else CLIENTS_MOVE_S)
         return self._clock() - max(self.complete_since_s, moved_s)
 
@@ -155,7 +160,7 @@ class Marks:
         fetch_offset: int,
         batches: Sequence[Buffer],
     ) -> None:
-        """These are about to be sent, if any."""
+        """Note that the batches, if any, are about to be sent."""
         begin = end = None
         for batch in reversed(batches):
             base_offset, attributes, last_offset_delta = _BATCH_HEAD.unpack_from(batch)
@@ -173,7 +178,8 @@ class Marks:
                 mark.note(end, self._clock())
 
     def of(self, connection_id: str | None, client_id: str, client_host: str, partition: Partition) -> Mark | None:
-        """Return the mark of the member: that of its own connection, if it fetches there, else that of its name."""
+        """Return the member's mark: the mark of its connection if it fetches there, else the mark of its client id and
+        host."""
         for client in ((connection_id or "",), (client_id, client_host)):
             mark = self._marks.get(client, _NOTHING).get(partition)
             if mark is not None:

@@ -1,12 +1,12 @@
 """Group commit of offsets.
 
-The one idea: commits from all groups of the node are merged, in order of arrival (`gatherer.py`). Order matters: of two
-commits of one partition the later one must win, which one queue and one transaction at a time give for free. A commit
-that was fenced and is tried again comes late. It keeps the number of its first try, and does not overwrite an offset
-that a commit with a higher number has stored in the meantime.
+The one idea: commits from all groups of the node are merged, in order of arrival (`gatherer.py`). Of two commits of one
+partition the later one must win. One queue and one transaction at a time keep that order. A commit that was fenced and
+is tried again comes late. It keeps the number of its first try, and does not overwrite an offset that a commit with a
+higher number has stored in the meantime.
 
-Whether a commit may stand is not decided here: the coordinator was asked before, and Postgres fences every row once
-more with the shard's lease and the group's generation or the member's epoch.
+This module does not decide whether a commit is valid. The coordinator has decided before, and Postgres checks every row
+once more by the shard's lease and the group's generation or the member's epoch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Results = list[Refusal | None]
 MAX_ROWS_PER_TRANSACTION = 1_000
 MAX_ROWS_QUEUED = 200_000
 MAX_REMEMBERED = 20_000
-"""Partitions whose last commit is remembered for the sake of a second try, which follows within milliseconds."""
+"""Partitions whose last commit is remembered, for a second try that follows within milliseconds."""
 
 
 class _Request(NamedTuple):
@@ -37,9 +37,9 @@ class _Request(NamedTuple):
 
 
 class OffsetCommitter:
-    """Commits at once when idle; otherwise the next transaction takes all that queued, up to `max_rows` rows.
+    """Commit at once if no transaction runs. Otherwise the next transaction takes the queue, up to `max_rows` rows.
 
-    One request is never split: a request of more than `max_rows` rows is a transaction of its own.
+    A request is never split: a request of more than `max_rows` rows gets a transaction of its own.
     """
 
     def __init__(
@@ -55,26 +55,27 @@ class OffsetCommitter:
         self._max_remembered = max_remembered
         self._last_number = 0
         self._stored: OrderedDict[tuple[str, UUID, int], int] = OrderedDict()
-        """Numbers of the commits that stored the offsets of partitions last."""
+        """Number of the commit that last stored the offset of a partition."""
         self._requests: Gatherer[_Request, Results] = Gatherer(
             "offset committer", self._commit, max_size=max_rows, size=lambda request: len(request.commits)
         )
 
     def next_number(self) -> int:
-        """The number of a commit that is about to be submitted."""
+        """Return the number for a commit that is about to be submitted."""
         self._last_number += 1
         return self._last_number
 
     def submit(
         self, commits: Sequence[OffsetCommit], number: int | None = None, *, again: bool = False
     ) -> asyncio.Future[Results]:
-        """One refusal, or None for a durable commit, per element of `commits`, in its order.
+        """Return a future of one element per commit, in order: the refusal, or None if the commit is durable.
 
-        Queues before it returns, so the order of calls is the order of commits. `again`: the commit was submitted with
-        this `number` before and was fenced; a partition that a later commit has stored since is left alone. The future
-        raises StorageUnavailable when the outcome is unknown, and other StorageErrors as the store gives them.
+        The commits are in the queue when this returns, so transactions follow the order of the calls. `again`: the
+        commit was submitted with this `number` before and was fenced. Then partitions that a later commit has stored
+        are left alone. The future raises StorageUnavailable if the outcome is unknown, and other StorageErrors as the
+        store raises them.
 
-        Raises KafkaError(COORDINATOR_NOT_AVAILABLE) when too many rows wait already.
+        Raise KafkaError(COORDINATOR_NOT_AVAILABLE) if too many rows wait already.
         """
         queued = self._requests.queued_size
         if queued and queued + len(commits) > self._max_rows_queued:
@@ -82,13 +83,13 @@ class OffsetCommitter:
         return self._requests.submit(_Request(self.next_number() if number is None else number, again, commits))
 
     async def drain(self) -> None:
-        """Waits until nothing is queued or in flight; the caller bounds the wait."""
+        """Wait until nothing is queued or in progress. The caller bounds the wait."""
         await self._requests.drain()
 
     async def _commit(self, requests: Sequence[_Request]) -> list[Results]:
         results: dict[int, Results] = {}
         sent: list[tuple[int, int, OffsetCommit]] = []
-        # Of several commits of one partition the store keeps the last.
+        # If several commits name one partition, the store keeps the last of them.
         for position, request in sorted(enumerate(requests), key=lambda each: each[1].number):
             results[position] = [None] * len(request.commits)
             for index, commit in enumerate(request.commits):

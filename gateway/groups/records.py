@@ -1,6 +1,6 @@
 """Groups as they are stored: the machines' values on their way to and from Postgres.
 
-The one idea: a write contains what changed, and describes a state, not a change. So a write of unknown outcome can be
+The one idea: a write contains only the changed rows, each with its new state. So a write of unknown outcome can be
 repeated, and writes of many groups share a transaction (`gatherer.py`). Only the order matters: a group is not read
 while a write of it is in progress. The machine decides the contents of a row.
 """
@@ -37,16 +37,16 @@ LAST_RETRY_MS = 1_000
 MAX_ROWS_PER_TRANSACTION = 1_000
 MAX_GROUPS_PER_READ = 500
 MAX_WAITING_WRITES = 4
-"""Transactions that may wait for a group that another transaction holds; they must not occupy all connections."""
+"""Transactions that may wait for a group that another transaction has locked. They must not occupy all connections."""
 
 Wanted = Callable[[], bool]
-"""Returns whether a caller still waits for a failed read or write. If no caller waits, it is not tried again."""
+"""Returns whether a caller still waits for the read or write. If no caller waits, a failed one is not tried again."""
 
 
 class GroupRecords:
-    """Reads and writes the records of this node's groups; tries again while Postgres is away.
+    """Read and write the records of this node's groups, and try again while Postgres is away.
 
-    All of it raises StorageUnavailable once it is in vain, writes StorageConflict when the lease is not current.
+    Every method raises StorageUnavailable when it gives up. A write raises StorageConflict if the lease is not current.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class GroupRecords:
         *,
         apart: Executor | None = None,
     ) -> None:
-        """Store the changes of the group, or remove a deleted one with its offsets. No other writer may write the
-        group in the meantime. The changes of a very wide group are computed `apart`."""
+        """Store the changes of the group, or remove a deleted one with its offsets. No other writer may write the group
+        in the meantime. The changes of a group with many members are computed by the executor `apart`."""
         with self._writing(group_id):
             if self._machines.of(group).is_deleted(group):
                 await self._patiently(lambda: self._store.delete(group_id, lease), wanted, group_id=group_id)
@@ -101,7 +101,8 @@ class GroupRecords:
     async def read_shard(self, shard: int, wanted: Wanted) -> Sequence[GroupRecord]:
         """Read all groups of the shard that have members. Retry until no caller waits any more.
 
-        A node acquires many shards at once, and most of them have no group. One statement finds those that have.
+        A node acquires many shards at once, and most of them have no group. So one statement first finds the shards
+        with groups.
         """
 
         async def load() -> Sequence[GroupRecord]:
@@ -111,11 +112,12 @@ class GroupRecords:
         return await self._patiently(load, wanted, patience_ms=math.inf, all_of_shard=shard)
 
     async def list(self) -> list[tuple[str, str, str | None, str]]:
-        """(group id, group type, protocol type, state) of every group of the cluster; tried once."""
+        """Return group id, group type, protocol type and state of every group of the cluster. There is no second
+        try."""
         return await self._store.list()
 
     def restored(self, record: GroupRecord, now_ms: int, settings: Settings) -> AnyGroup:
-        """The group as its machine goes on with it, `now_ms` being monotonic."""
+        """Return the group with which its machine continues. `now_ms` is monotonic."""
         return self._machines.of_type(record.group_type).restore(
             record.group_id,
             StoredGroup(
@@ -136,7 +138,7 @@ class GroupRecords:
         return self._cluster_ms() - now_ms
 
     def _lead_ms(self, document: Document, now_ms: int) -> int | None:
-        """`StoredGroup.clock_lead_ms`. A release that knows nothing of it stores none."""
+        """Return `StoredGroup.clock_lead_ms`; None if a release without this value has written the group."""
         clock_ms = document.get(CLOCK)
         return clock_ms - self._clock_ms(now_ms) if isinstance(clock_ms, int) else None
 
@@ -168,7 +170,7 @@ class GroupRecords:
         )
 
     async def _write(self, change: GroupChange) -> None:
-        """Write the change. A group that another transaction holds is waited for separately from the others."""
+        """Write the change. If another transaction has locked the group, wait for it apart from the other writes."""
         saved = await self._saves.submit(change)
         if saved is Saved.BUSY:
             async with self._waiting:
@@ -200,8 +202,8 @@ class GroupRecords:
             ended.set_result(None)
 
     async def _written(self, group_ids: Iterable[str]) -> None:
-        """Wait until no write of these groups is in progress. A dropped group may have left one behind, and a lease
-        that lapsed and came back at its epoch does not fence it."""
+        """Wait until no write of these groups is in progress. A dropped group may have left a write behind. If its
+        lease lapsed and was then renewed with the same epoch, the lease does not fence that write."""
         writes = [self._writes[group_id] for group_id in group_ids if group_id in self._writes]
         if writes:
             await asyncio.wait(writes)
@@ -225,7 +227,8 @@ class GroupRecords:
 
 
 CLOCK = "clock_ms"
-"""In a group's document: when the clock that its times are by was at zero, in ms by the cluster's."""
+"""Key in a group's document: the time of the cluster's clock, in ms, at which the clock of the group's deadlines was 0.
+"""
 
 
 ROW_CHARS = 4_096
@@ -237,7 +240,8 @@ def _rows(change: GroupChange) -> int:
 
 
 def _chars(document: Document) -> int:
-    """About how long a document is: what clients fill it with are strings, in lists at most two deep."""
+    """Return about how long a document is. Only strings count, in lists at most two deep, because clients can make only
+    these long."""
     return sum(len(text) for value in document.values() for text in _texts(value))
 
 

@@ -1,18 +1,18 @@
-"""Play machines: one queue per id, store what changed, then send the replies.
+"""Run machines: one queue per id; store each change, then send the replies.
 
-The one idea: a group is a value in a slot. An event that finds the slot idle is stepped at once, in the caller's own
-call, so a heartbeat costs neither a task nor a future. A step that must be stored makes the slot busy until Postgres
-has it, and later events wait in the slot's mailbox. A step that examines very many partitions makes the slot busy too:
-it runs in a thread, because it is values in, values out, and the event loop stays free. Memory is a cache under a
-lease: if a slot's lease has moved, or its last write has an unknown outcome for too long, the slot is dropped and the
-group read again.
+The one idea: a group is a value in a slot. If an event finds the slot idle, the machine steps at once, in the caller's
+own call. So a heartbeat costs neither a task nor a future. A step that must be stored makes the slot busy until
+Postgres has stored it, and later events wait in the slot's mailbox. A step over very many partitions makes the slot
+busy too. It runs in a thread, which is safe because a step is a pure function, and the event loop stays free.
 
-Time stands still for a group while it is stored, and while this process does not run: deadlines count from the reply,
-and from the moment when a member could be heard.
+Memory is a cache under a lease. The slot is dropped and the group read again if the slot's lease has moved, or if the
+outcome of its last write stays unknown for too long. Time stands still for a group while it is stored, and while this
+process does not run: deadlines count from the reply, and from the moment at which a member could be heard.
 
-The machine decides what a group does (`gateway/coordinator/machine.py`), `gateway/cluster/leases.py` who may coordinate
-it, and `gateway/groups/records.py` how it is read and written. `gateway/groups/connections.py` remembers who spoke for
-it. Settled facts go to `tell`. This module knows no sockets, no messages, and no particular kind of group.
+The machine decides what a group does (`gateway/coordinator/machine.py`). `gateway/cluster/leases.py` decides which node
+coordinates it, and `gateway/groups/records.py` reads and writes it. `gateway/groups/connections.py` remembers which
+connections spoke for it. Settled facts go to `tell`. This module knows no sockets, no messages, and no particular kind
+of group.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ from storage.types import CoordinatorLease
 logger = structlog.stdlib.get_logger(__name__)
 
 STEPS_TOGETHER_S = 0.002
-"""A group plays on for so long before a write; what is in the mailbox then waits for the next."""
+"""How long a group takes more events from the mailbox before it is written. Later events wait for the next write."""
 VIEWED_AT_ONCE = 100
-"""Groups that are viewed at once: a few milliseconds of the loop if none of them is in memory."""
+"""Groups that `views` reads together. It takes a few milliseconds of the event loop if none of them is in memory."""
 SHORTEST_TIMER_MS = 5
-"""A deadline that a Tick did not clear cannot spin the loop."""
+"""Shortest delay of a timer, so that a deadline that a Tick did not clear cannot block the event loop."""
 STALL_MS = 100
-"""A timer that fires later than this was delayed by this process: messages of members may lie unread."""
+"""If a timer fires later than this, the process was delayed, and messages of members may lie unread."""
 REPRIEVE_MS = 1_000
-"""Extra time to read them, and for clients that were delayed with us."""
+"""Extra time after such a delay, to read these messages, and for clients that were delayed too."""
 
 
 class Record(Protocol):
@@ -103,7 +103,7 @@ class LeaseHolder(Protocol):
 
 
 Tell = Callable[[GroupT, GroupT, tuple[Fact, ...]], None]
-"""Is given a group before and after a step that is settled, and what happened; without facts: the group was read."""
+"""Receives a group before and after a settled step, and the step's facts. Without facts the group was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Bounds:
     mailbox: int = 20_000
     """Requests that wait in one group."""
     remembered: int = 100_000
-    """Members of dropped groups whose newest connections are remembered."""
+    """Members of dropped groups whose newest connection numbers are remembered."""
 
 
 BOUNDS = Bounds()
@@ -148,7 +148,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         self._telling: asyncio.Task[None] | None = None
         self._tell_again = False
         self._closing: set[asyncio.Task[None]] = set()
-        """Each tells groups of a connection that has ended."""
+        """Tasks that inform groups of the end of a connection."""
         self._slots: dict[str, Slot[GroupT]] = {}
         self._connections = GroupsOfConnections()
         self._newest = NewestConnections(bounds.remembered)
@@ -157,9 +157,9 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         self._last_request_id = 0
         self._draining = False
         self.begun = begun
-        """Until this is true the node coordinates nothing, even if it holds leases."""
+        """False: the node coordinates nothing yet, even if it holds leases."""
         self._apart = ThreadPoolExecutor(1, thread_name_prefix="group steps")
-        """One: Python runs one of them at a time in any case."""
+        """One thread, because Python runs one such step at a time in any case."""
         self._loop = asyncio.get_running_loop()
 
     def begin(self) -> None:
@@ -177,10 +177,10 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         return RequestId(self._last_request_id)
 
     def submit(self, group_id: str, request: Request[ReplyT]) -> ReplyT | asyncio.Future[ReplyT]:
-        """The reply, or a future of it where the group must be read or stored first or holds the request.
+        """Return the reply, or a future of it if the group must be read or stored first, or holds the request.
 
-        A refusal is a reply, never raised: NOT_COORDINATOR without the lease or while draining,
-        COORDINATOR_NOT_AVAILABLE when Postgres stays away or too much waits already.
+        A refusal is a reply and is never raised: NOT_COORDINATOR without the lease or while draining,
+        COORDINATOR_NOT_AVAILABLE if Postgres stays away or too many requests wait already.
         """
         slot = self._slot(group_id)
         if isinstance(slot, ErrorCode):
@@ -209,16 +209,16 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         return cast(ReplyT, reply)
 
     async def view(self, group_id: str) -> GroupT:
-        """The group as it was last settled: what a step that is still being stored will say is not in it.
+        """Return the group as it was last settled, without a step that is still being stored.
 
-        Raises KafkaError: NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE.
+        Raise KafkaError: NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE.
         """
         async with self.holding(group_id) as (group, _):
             return group
 
     async def views(self, group_ids: Sequence[str]) -> AsyncGenerator[tuple[str, GroupT | KafkaError], None]:
-        """Each id with what `view` says of it. Those that must be read are read VIEWED_AT_ONCE together; everybody else
-        has a turn in between."""
+        """Yield each id with the result or the error of `view`. At most VIEWED_AT_ONCE groups are read together. Other
+        tasks run in between."""
         for first in range(0, len(group_ids), VIEWED_AT_ONCE):
             some = group_ids[first : first + VIEWED_AT_ONCE]
             found = await asyncio.gather(*map(self._view_or_refusal, some))
@@ -233,10 +233,10 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
 
     @asynccontextmanager
     async def holding(self, group_id: str) -> AsyncGenerator[tuple[GroupT, CoordinatorLease], None]:
-        """The settled group and its lease; nothing else happens to the group until the block ends.
+        """Hold the settled group: yield it and its lease, and let no event change it until the block ends.
 
-        For work in Postgres that is right only while the group stays as it is (OffsetDelete). Raises KafkaError as
-        `view` does.
+        Use it for work in Postgres that is right only while the group stays the same (OffsetDelete). Raise KafkaError
+        as `view` does.
         """
         slot = self._slot(group_id)
         if isinstance(slot, ErrorCode):
@@ -251,7 +251,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
             try:
                 await turn.come
             except asyncio.CancelledError:
-                # Cancelled between the start of the turn and our notice of it: no other code would end it.
+                # The turn began, but this task was cancelled before it noticed. No other code would end the turn.
                 if turn.come.done() and not turn.come.cancelled():
                     self._resume(slot)
                 raise
@@ -261,27 +261,27 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
             self._resume(slot)
 
     async def change_volatile(self, group_id: str, change: Callable[[GroupT, int], GroupT]) -> None:
-        """Replace a settled group by `change(group, now_ms)`, which may differ in what is never stored, such as
-        deadlines. Raises KafkaError as `view` does."""
+        """Replace a settled group by `change(group, now_ms)`. The new value may differ only in fields that are never
+        stored, such as deadlines. Raise KafkaError as `view` does."""
         async with self.holding(group_id) as (group, _):
             slot = self._slots.get(group_id)
             if slot is not None and slot.group is group:
                 slot.group = change(group, self._now_ms())
 
     def settled(self, group_id: str) -> GroupT | None:
-        """The group as it was last settled, where it is in memory and this node coordinates it; else None."""
+        """Return the group as it was last settled; None if it is not in memory or this node does not coordinate it."""
         slot = self._slots.get(group_id)
         return None if slot is None or self.lease_for(group_id) is None else slot.group
 
     def tell_group(self, group_id: str, event: Event) -> None:
-        """Deliver an event without a waiting sender to a group that is in memory."""
+        """Deliver an event that has no sender to answer to a group that is in memory."""
         slot = self._slots.get(group_id)
         if slot is not None and len(slot.mailbox) < self._bounds.mailbox:
             self._send(slot, event)
 
     def in_memory(self) -> list[GroupT]:
-        """Groups that this node coordinates and that are more than what is stored of them, as last settled. Each thread
-        may ask."""
+        """Return the groups in memory that hold more than Postgres has stored of them, as last settled. Any thread may
+        call this."""
         slots = tuple(self._slots.values())
         return [slot.group for slot in slots if not self._machines.of(slot.group).is_idle(slot.group)]
 
@@ -310,7 +310,8 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         return frozenset(self._shards_loading)
 
     def lease_for(self, group_id: str) -> CoordinatorLease | None:
-        """This node's leave to coordinate the group; None also while draining, and before anything has begun."""
+        """Return the lease under which this node coordinates the group; None also while draining, and before
+        `begin`."""
         return None if self._draining or not self.begun else self._lease_holder.lease_for(group_id)
 
     def connection_closed(self, connection_id: str, by_peer: bool = True) -> None:
@@ -352,7 +353,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
             self._drop(slot, ErrorCode.NOT_COORDINATOR)
 
     def shards_where(self, unrest: Callable[[GroupT], bool]) -> set[int]:
-        """Shards with a group that is being stored or read, or of which `unrest` holds."""
+        """Return the shards with a group that is being stored or read, or for which `unrest` returns True."""
         return {slot.lease.shard for slot in self._slots.values() if slot.busy or unrest(slot.group)}
 
     def cluster_changed(self, cluster: Cluster) -> None:
@@ -382,10 +383,10 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
             self._telling = None
 
     async def drain(self, timeout_s: float = 3.0, also: Sequence[Awaitable[None]] = ()) -> None:
-        """Answers every held request with NOT_COORDINATOR after letting writes in flight, and `also`, finish.
+        """Let writes in progress, and `also`, finish. Then answer every held request with NOT_COORDINATOR.
 
-        From the call on everything is refused, and closing connections say nothing about members any more: they stay
-        members in Postgres, where the group's next coordinator finds them, so a restart is not a rebalance.
+        From the call on every request is refused, and a connection that closes has no effect on members. They stay
+        members in Postgres, where the group's next coordinator finds them. So a restart does not cause a rebalance.
         """
         self._draining = True
         for slot in list(self._slots.values()):
@@ -425,7 +426,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         return self._machines.step(slot.group, event, self._cluster, self._now_ms(), self.settings)
 
     def _send(self, slot: Slot[GroupT], event: Event) -> None:
-        """Deliver an event without a waiting sender."""
+        """Deliver an event that has no sender to answer."""
         if slot.busy:
             slot.mailbox.append(event)
             return
@@ -434,7 +435,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
             self._after_events(slot)
 
     def _process(self, slot: Slot[GroupT], event: Event) -> None:
-        """One event of an idle slot; its requester, if it has one, is parked already."""
+        """Process an event of an idle slot. If the event is a request, it is parked already."""
         if self._machines.is_long(slot.group, event, self._cluster):
             self._step_apart(slot, event)
             return
@@ -451,7 +452,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         self._spawn(self._stepped_apart(slot, event), f"step group {slot.group_id}")
 
     async def _stepped_apart(self, slot: Slot[GroupT], event: Event) -> None:
-        """One long event of a slot that is busy with it."""
+        """Process a long event. The slot is busy until the event is processed."""
         async with self._resuming(slot):
             since_ms = self._now_ms()
             taken = await self._loop.run_in_executor(
@@ -469,7 +470,8 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
                 self._settle(slot, taken, event)
 
     def _settle(self, slot: Slot[GroupT], taken: Step[GroupT], event: Event) -> Reply | None:
-        """Takes over the step's group and sends its replies. Gives back the reply to `event` if it is not parked."""
+        """Take over the step's group and send its replies. Return the reply to `event` if that request is not
+        parked."""
         before, slot.group = slot.group, taken.group
         if taken.facts:
             slot.unstored.note(taken.facts)
@@ -478,8 +480,8 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         for request_id, reply in taken.replies:
             if not slot.answer(request_id, reply):
                 own = reply
-        # An event that only postpones a deadline (or gives a held member one, which has no effect) needs no new timer:
-        # the present one notices when it fires.
+        # An event that only postpones a deadline needs no new timer: the present timer fires early and is set again.
+        # The same holds for an event that gives a held member a deadline without effect.
         if slot.timer is None or taken.facts or type(event) not in self._machines.of(taken.group).beats:
             self._arm(slot)
         return own
@@ -509,7 +511,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
             self._retire_if_idle(slot)
 
     def _retire_if_idle(self, slot: Slot[GroupT]) -> None:
-        """A group that is all in Postgres need not be here."""
+        """Drop an idle group. Postgres has stored all of it."""
         if slot.busy or slot.parked or not self._machines.of(slot.group).is_idle(slot.group):
             return
         # A shard that is being read may hold an older state of this group, which must not come back.
@@ -521,7 +523,8 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         if self._slots.get(slot.group_id) is slot:
             del self._slots[slot.group_id]
             if slot.loaded:
-                # Only numbers of settled requests: an unanswered client knows nothing that an older request would not.
+                # Keep only the numbers of settled requests. A client whose request got no answer must not be treated as
+                # newer.
                 self._newest.keep(slot.group_id, self._machines.of(slot.group).connection_numbers(slot.group))
         slot.let_go(error, self._refuse if slot.loaded else self._refuse_unread)
 
@@ -533,7 +536,8 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
 
     @contextmanager
     def _or_dropped(self, slot: Slot[GroupT]) -> Generator[None, None, None]:
-        """Drops the slot if the block raises: a bug in one group must not leave its clients hanging."""
+        """Drop the slot if the block raises, so that a bug in one group does not leave its clients without an
+        answer."""
         whole = False
         try:
             yield
@@ -548,7 +552,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         return int(self._loop.time() * 1000)
 
     def _arm(self, slot: Slot[GroupT]) -> None:
-        """One timer per group, never later than the next deadline; one that fires early looks again."""
+        """Set the group's one timer, to the next deadline or earlier. A timer that fires early is set again."""
         deadline_ms = self._machines.of(slot.group).next_deadline(slot.group)
         if deadline_ms is None:
             slot.disarm()
@@ -562,8 +566,8 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
 
     def _on_timer(self, slot: Slot[GroupT], due_s: float) -> None:
         slot.timer = None
-        # A busy slot arms its timer when it resumes, after the heartbeats that waited: a long write must not cost the
-        # members that spoke in the meantime their sessions.
+        # A busy slot sets its timer when it resumes, after the heartbeats that waited. Otherwise a long write would end
+        # the sessions of members that sent heartbeats in the meantime.
         if slot.busy or slot.dropped:
             return
         lease = self.lease_for(slot.group_id)
@@ -571,7 +575,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
             self._drop(slot, ErrorCode.NOT_COORDINATOR)
             return
         late_ms = int((self._loop.time() - due_s) * 1000)
-        # Once: on a node that is always this late, sessions must still end.
+        # Not twice in a row: on a node that is always this late, sessions must still end.
         slot.reprieved = late_ms > STALL_MS and not slot.reprieved
         if slot.reprieved:
             slot.group = self._machines.of(slot.group).postponed(slot.group, late_ms + REPRIEVE_MS)
@@ -669,7 +673,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
                     self._slots[record.group_id] = slot
                     self._take_over(slot, record)
         except StorageUnavailable:
-            # Given up because no caller waits any more; handled below.
+            # No caller waits any more. The lines below handle this.
             pass
         finally:
             in_vain = not wanted()
@@ -692,7 +696,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
             error = ErrorCode.NOT_COORDINATOR if self._draining else ErrorCode.NONE
         except StorageConflict:
             logger.info("shard is coordinated elsewhere", group_id=slot.group_id, shard=slot.lease.shard)
-            # A slot dropped before this knows nothing of the lease that the shard may be held under since.
+            # If the slot was dropped before, the shard may have a newer lease now, which this refusal does not concern.
             if not slot.dropped:
                 self.shard_lost(slot.lease.shard)
         except StorageUnavailable as gone:

@@ -1,7 +1,7 @@
-"""The coordinator's view of the settings of broker and groups.
+"""The settings of broker and groups as the coordinator sees them.
 
-The one idea: whenever one setting changes there is another view, so of ten thousand groups with settings of their own
-each is looked at only when it is asked for.
+The one idea: each change of a setting makes a new object. With ten thousand groups that have their own settings, the
+settings of a group are computed only when they are first requested.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class _OfGroups(Mapping[str, T]):
 
 
 def group_settings(broker: BrokerConfig, group_configs: Mapping[str, Configs]) -> Settings:
-    """A group whose stored settings are not within the broker's bounds (any more) has the broker's. `group_configs` is
-    never to be mutated."""
+    """Return the coordinator's settings. A group whose stored settings exceed the broker's bounds gets the broker's
+    settings. `group_configs` must never be mutated."""
     valid = _Valid(broker, group_configs)
     handoff = _handoff({}, broker)
     return Settings(

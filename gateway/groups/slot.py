@@ -19,28 +19,29 @@ from protocol.errors import ErrorCode, KafkaError
 from storage.types import CoordinatorLease
 
 Refuse = Callable[[Request[Reply], ErrorCode], Reply]
-"""The reply that says only an error, in the shape that the request's handler expects."""
+"""Returns a reply that contains only an error, in the shape that the request's handler expects."""
 
 MAX_TOUCHED = 10_000
-"""Members known to differ from what is stored; beyond it the group is stored whole."""
+"""Maximal number of members that are tracked as changed. If there are more, the whole group is stored."""
 
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """A caller that wants the settled group unchanged for a while; `come` resolves as soon as the group keeps still."""
+    """A caller that needs the settled group to stay unchanged for a while. `come` resolves when the caller's turn
+    begins."""
 
     come: asyncio.Future[None]
 
 
 class Unstored:
-    """How a group differs from its stored form, as far as facts have said: the contents of the next write."""
+    """Differences between a group and its stored form, as reported by facts: the contents of the next write."""
 
     __slots__ = ("members", "whole")
 
     def __init__(self) -> None:
         self.members: set[MemberId] = set()
         self.whole = False
-        """Each member may differ."""
+        """True if every member may differ."""
 
     def note(self, facts: Iterable[Fact]) -> None:
         for fact in facts:
@@ -58,7 +59,8 @@ class Unstored:
 
 
 class Slot(Generic[GroupT]):
-    """Busy while the group is loaded, stored or held; only then may the mailbox hold anything."""
+    """A group's slot. It is busy while the group is loaded, stored or held. The mailbox is empty while the slot is not
+    busy."""
 
     __slots__ = (
         "busy",
@@ -86,7 +88,7 @@ class Slot(Generic[GroupT]):
         self.parked: dict[RequestId, tuple[Request[Reply], asyncio.Future[Any]]] = {}
         self.timer: asyncio.TimerHandle | None = None
         self.reprieved = False
-        """The last timer came so late that nothing was counted against anyone."""
+        """True if the last timer fired so late that no deadline was enforced."""
 
     def park(self, request: Request[ReplyT], loop: asyncio.AbstractEventLoop) -> asyncio.Future[ReplyT]:
         """Return the future of the reply to `request`, which other code will set."""
@@ -105,13 +107,13 @@ class Slot(Generic[GroupT]):
         return True
 
     def refuse_parked_on(self, connection_id: ConnectionId, refuse: Refuse) -> None:
-        """Nothing held for a closed connection can be sent any more; it must not be held either."""
+        """Answer the requests of a closed connection, because their replies can no longer be sent."""
         for request_id, (request, _) in list(self.parked.items()):
             if isinstance(request, ClientRequest) and request.connection_id == connection_id:
                 self.answer(request_id, refuse(request, ErrorCode.COORDINATOR_NOT_AVAILABLE))
 
     def let_go(self, error: ErrorCode, refuse: Refuse) -> None:
-        """Answers everyone with `error`, for good."""
+        """Answer every request with `error`, and use the slot no more."""
         self.dropped = True
         self.disarm()
         for request_id, (request, _) in list(self.parked.items()):

@@ -125,7 +125,7 @@ _scratch = _Scratch()
 
 
 _Judge = Callable[[Sequence[Unchecked], int], list[Verdict | None]]
-"""Verdicts on the first of some batches; on one at least."""
+"""Verdicts on some batches, in order: on the first one at least."""
 
 
 async def _in_turns(

@@ -56,7 +56,7 @@ class Progress:
     """How far one partition has come in this run."""
 
     begun_at: int
-    """Offset of the source at which this run went on."""
+    """Offset of the source at which this run began."""
     next_offset: int
     """Offset of the source that is read next."""
     size_bytes: int = 0
@@ -74,8 +74,8 @@ class Copier:
         self._topic_ids: dict[str, UUID] = {}
 
     async def begin(self, topics: Sequence[SourceTopic]) -> None:
-        """Take up the partitions of these topics that are not copied yet. Raise CommandError if a topic is another one
-        than the one that is copied."""
+        """Take up the partitions of these topics that are not copied yet. Raise CommandError if a topic was replaced by
+        another topic of the same name."""
         for topic in topics:
             if self._topic_ids.setdefault(topic.name, topic.topic_id) != topic.topic_id:
                 raise CommandError(
@@ -113,7 +113,7 @@ class Copier:
                 )
 
     async def follow(self, seconds: float) -> None:
-        """Copy what arrives during about so many seconds."""
+        """Copy the records that arrive in about `seconds`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         found = True
@@ -121,11 +121,11 @@ class Copier:
             found = await self._round(list(self.progress), wait=not found)
 
     async def _round(self, keys: Sequence[TopicPartition], *, wait: bool) -> bool:
-        """Read once and append what came. Return whether a position moved."""
+        """Read once and append the records. Return whether a position moved."""
         positions = {key: self.progress[key].next_offset for key in keys}
         answers = await asyncio.to_thread(self._source.read, positions, max_wait_ms=WAIT_MS if wait else 0)
         if wait and not answers:
-            await asyncio.sleep(WAIT_MS / 1000)  # leaders are moving
+            await asyncio.sleep(WAIT_MS / 1000)  # partitions are moving to other leaders
         moved = False
         for key, answer in answers:
             progress = self.progress[key]

@@ -21,7 +21,7 @@ GROUP_PREFIX = "sluice-mirror-"
 """Names of groups in which mirrors keep their positions (`produce_target.py`). They are not copied."""
 
 Translate = Callable[[TopicPartition, int], int | None]
-"""Returns the target's offset for a source's offset. None: the partition is not copied, or not so far."""
+"""Returns the target's offset for a source's offset. None: the partition is not copied, or not up to that offset."""
 
 
 def copy_groups(source: Cluster, target: Cluster, globs: Sequence[str], translate: Translate, warn: Warn) -> list[Row]:

@@ -79,7 +79,7 @@ class ProduceTarget:
         return runs
 
     def _adopt(self, key: TopicPartition, bounds: Bounds, log_start_offset: int) -> OffsetRuns:
-        """Return the runs of a partition without a commit: an empty one, or one that agrees with the source."""
+        """Return the runs of a partition that has no commit. The result is empty, or it agrees with the source."""
         if bounds.end == 0:
             return OffsetRuns.begin(log_start_offset, 0)
         source = log.bounds(self._source, [key]).get(key)

@@ -17,7 +17,7 @@ from protocol.errors import ErrorCode
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 
 FETCH_BYTES = 8 * 1024 * 1024
-"""Bytes of one answer. A larger batch comes alone."""
+"""Maximal size of one response, in bytes. A larger batch comes in a response of its own."""
 
 _FETCH_BY_NAME, _FETCH_BY_ID = 12, 13
 _NO_ID = UUID(int=0)

@@ -36,7 +36,7 @@ class Growth:
     finite."""
     idle_s: float = 1.0
     idle_share: float = 0.02
-    """The loop idles when its thread works for no more than this part of so many seconds."""
+    """The loop is idle if its thread works for at most the share `idle_share` of `idle_s` seconds."""
 
 
 GROWTH = Growth()
@@ -94,9 +94,9 @@ full_collections = FullCollections()
 
 
 class Survivors:
-    """Sets apart the objects that each full collection finds alive, from now until `close`. If a collection was
-    delayed, it sets the existing objects apart unvisited, because a long request leaves behind what was made to
-    stay. One in a process, on its loop."""
+    """Set apart the objects that each full collection finds alive, until `close`. After a delayed collection, set all
+    present objects apart without a visit, because most of what a long request leaves behind is there to stay. A process
+    has at most one, on its event loop."""
 
     def __init__(self, growth: Growth = GROWTH) -> None:
         self._growth = growth
@@ -106,8 +106,8 @@ class Survivors:
         self._look: asyncio.TimerHandle | None = None
         """Timer that waits for an idle loop."""
         self._alive = self._apart = self._counted_above = 0
-        """Numbers of objects: alive at the last visit to all; set apart by now, at most; the number at which a count
-        is worth it."""
+        """Numbers of objects: those found alive by the last visit to all objects; an upper bound on those set apart by
+        now; the bound above which those set apart are counted."""
         self._visit_new()
         gc.callbacks.append(self._collected)
         full_collections.overdue = self._set_apart
@@ -130,7 +130,8 @@ class Survivors:
         gc.freeze()
         if self._apart > self._counted_above and self._look is None:
             self._look_when_idle()
-        self._collect()  # collects nothing: Python schedules the next full one by how much was left
+        # This finds nothing. Python schedules the next full collection by the number of objects that this one leaves.
+        self._collect()
 
     def _look_when_idle(self) -> None:
         self._look = self._loop.call_later(self._growth.idle_s, self._look_if_idle, time.thread_time())
@@ -149,9 +150,9 @@ class Survivors:
         return 2 * self._alive + self._growth.objects
 
     def _have_become_many(self) -> bool:
-        """Return True if very many objects are set apart. Counting them takes as long as visiting them, so new ones
-        are added up first. Some of those are gone again, which a count finds out. The next count follows when a
-        quarter more have come."""
+        """Return True if very many objects are set apart. Counting takes as long as visiting them, so the number is
+        first estimated as a sum of new objects. The count shows how many of them still exist. The next count follows
+        when a quarter more have been added."""
         self._apart = gc.get_freeze_count()
         self._counted_above = max(self._most, self._apart + self._most // 4)
         return self._apart > self._most

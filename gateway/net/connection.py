@@ -50,7 +50,7 @@ HALF_FRAME_MS = 60_000
 UNREAD_MS = 60_000
 """How long a peer may accept no byte of its waiting answers before the node closes the connection."""
 UNREAD_WHEN_FULL_MS = 5_000
-"""The same while the node holds as much as it may."""
+"""The same time while the node holds as many bytes as it may."""
 
 REQUEST_BYTES = 6 * 1024
 """Memory of a request that waits behind others, besides its own bytes: a task and its handler's objects. A thousand
@@ -146,7 +146,7 @@ class Connection(asyncio.BufferedProtocol):
         self._partial_bytes = 0
         """Bytes received of a frame that is not yet whole. Those of whole frames are `_kept_bytes`."""
         self._arriving_bytes = 0
-        """Those that count for the address and the node."""
+        """Those of these bytes that count for the address and the node."""
         self._unmute: asyncio.TimerHandle | None = None
         self._reading = True
         self._stopped_reading = False
@@ -161,7 +161,8 @@ class Connection(asyncio.BufferedProtocol):
         self._unsent_bytes = 0
         """Bytes that the peer has left in the socket's buffer, counted once they are more than a few."""
         self._unread: tuple[int, float] = (0, 0.0)
-        """Bytes that the peer had left unread at the last look, and since when the number is exactly that."""
+        """Number of bytes that the peer had left unread at the last check, and the time since which that number is
+        unchanged."""
         self._finishing: set[asyncio.Task[None]] = set()
 
     # --- what the server asks -----------------------------------------------------------------------------------

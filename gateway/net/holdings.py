@@ -70,7 +70,7 @@ class Holdings:
         self._waiting: dict[Waiter, None] = {}
         self._arriving_bytes = 0
         self._filled_bytes = 0
-        """The same without the request that has the turn."""
+        """Arriving bytes without those of the request that has the turn."""
         self._turn: Reader | None = None
         """The connection that may read on although its address or the node is full."""
         self._look: _Look | None = None
@@ -197,7 +197,7 @@ class Holdings:
             self._let_read_on()
 
     def _let_go_on(self) -> None:
-        # Each at most once: a connection that finds too little room waits again, behind the others.
+        # Try each waiter at most once: a connection that finds too little room waits again, behind the others.
         for _ in range(len(self._waiting)):
             if not self._waiting or not self.has_room():
                 return

@@ -31,8 +31,8 @@ def in_pieces(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 class _Pieces(AsyncIterator[T]):
-    """The iterator of `in_pieces`. It is no asynchronous generator: the event loop keeps a list of those, which
-    costs more than a few items do."""
+    """The iterator of `in_pieces`. It is not an asynchronous generator, because the event loop keeps a list of these,
+    which costs more than a loop over a few items."""
 
     __slots__ = ("_items", "_since_s")
 

@@ -55,8 +55,9 @@ KAFKA_NAMES: Mapping[str, tuple[str, ...]] = {
     "org.apache.kafka.coordinator.group.GroupMetadataManager": ("gateway.groups.groups", "gateway.groups.records"),
     "state.change.logger": ("gateway.cluster.leases", "gateway.cluster.reconciler"),
 }
-"""A logger of Kafka's → the modules, or packages, that do its work here. A module has the names whose paths match
-most of its own. A module that no other name covers has `kafka`. Names with dots are below one another as in Kafka."""
+"""Kafka's loggers, each with the modules or packages here that do its work. A module belongs to the loggers whose path
+matches most of the module's path. A module without a match belongs to `kafka`. Dots in Kafka's names form a hierarchy,
+as in Kafka."""
 _METHOD_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "exception": 40, "critical": 50}
 
 

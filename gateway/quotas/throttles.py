@@ -159,7 +159,7 @@ class Mutations:
         self._limit = throttles.limit_of(context, QuotaKey.CONTROLLER_MUTATION_RATE)
         self._strict = strict
         self.wait_ms = 0
-        """For how many milliseconds the connection is muted for what was recorded so far."""
+        """Return for how many milliseconds the connection is muted for the use recorded so far."""
 
     def record(self, partitions: int) -> None:
         """Record created or deleted partitions. Raise KafkaError, and record nothing, if the client is in debt."""

@@ -61,7 +61,7 @@ class DeadLetters:
         count_failed: Callable[[int], None],
     ) -> None:
         """`settings_of` returns the settings of a group. `make_topic` creates a dead-letter topic; it raises
-        KafkaError. `now_ms`: the time that records get."""
+        KafkaError. `now_ms` returns the timestamp of the written records."""
         self._partitions = partitions
         self._catalog = catalog
         self._log = log
@@ -94,7 +94,7 @@ class DeadLetters:
                 self.notice(key)
                 await asyncio.sleep(PAUSE_S)
             except KafkaError:
-                # The partition is another node's by now, which finds the same in its row.
+                # Another node leads the partition now, and finds the dead letters in its row.
                 continue
 
     async def _settle(self, key: ShareKey) -> None:
@@ -159,7 +159,7 @@ class DeadLetters:
             NewBatch(partition.partition_key, records, len(written), now_ms), request=self
         )
         if not isinstance(appended, Appended):
-            # It may have been deleted; if it is still known, it is looked up anew.
+            # The topic may have been deleted, so the catalog must forget it.
             await self._catalog.refresh_if_changed()
             await self._give_up(key, [written], f"{target.name} refused it: {appended.value}")
             return
@@ -167,7 +167,7 @@ class DeadLetters:
         await self._partitions.apply(key, DeadLettersSettled(written.first_offset, written.last_offset))
 
     async def _values(self, partition: Partition, part: Range) -> tuple[Values, int]:
-        """Keys and values of the records that are still there, and up to which offset that was found out."""
+        """Return the keys and values of the part's records that still exist, and the last offset that was read."""
         request = ReadRequest(partition.partition_key, part.first_offset, MAX_READ_BYTES)
         (found,) = await self._log.read([request], max_bytes=MAX_READ_BYTES)
         if not isinstance(found, ReadResult) or not found.batches:
@@ -252,7 +252,7 @@ def _batch(
 
 
 def _read(batches: Sequence[StoredBatch], part: Range) -> Values:
-    """Raises ProtocolError."""
+    """Return the keys and values of the part's records. Raise ProtocolError."""
     return {
         record.offset: (record.key, record.value)
         for batch in batches

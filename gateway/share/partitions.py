@@ -1,4 +1,5 @@
-"""The share partitions that this node leads: values in memory, stored before any client sees what must not be lost.
+"""The share partitions that this node leads: values in memory. A change that must not be lost is stored before any
+client sees it.
 
 The one idea: a share partition is a value (`gateway/coordinator/share/partition.py`) in a slot, and its row in Postgres
 belongs to the node that read it last. Steps of a slot follow each other without an await. Their results are stored with
@@ -42,13 +43,15 @@ from storage.share import WRITTEN_AT_A_TIME, ShareKey, ShareRow, ShareStore, Sto
 logger = structlog.stdlib.get_logger(__name__)
 
 MAX_PARTITIONS = 20_000
-"""Share partitions in memory; beyond it those in which nothing is acquired are dropped, the longest unused first."""
+"""Maximal number of share partitions in memory. Beyond it, those without acquired records are dropped, the least
+recently used first."""
 PATIENCE_S = 15.0
-"""How long a write is tried again before those who wait for it are sent away."""
+"""How long a write is tried again before its callers get an error."""
 PAUSE_S = 0.25
 VERIFIED_AT_A_TIME = 2_000
 RANGES_AT_A_TIME = 5_000
-"""Ranges of one write, not counting its first partition: they become JSON at once, about a millisecond per thousand."""
+"""Ranges of one write besides those of its first partition. They become JSON in one go, about a millisecond per
+thousand."""
 
 Start = Callable[[], Awaitable[int]]
 Wake = Callable[[], None]
@@ -75,18 +78,18 @@ class _Slot:
         self.partition: SharePartition = _restored(row)
         self.settings = settings
         self.dead_letters = _stored_dead_letters(row)
-        """First and last offsets of what waits to be written, as they were stored last."""
+        """First and last offsets of the stored dead letters that wait to be written."""
         self.waiting: list[asyncio.Future[None]] = []
         """Callers that wait until the present value is stored."""
         self.storing: list[asyncio.Future[None]] | None = None
         """Callers that wait for the slot's write in progress, if one is in progress."""
         self.watches: dict[ShareWatch, None] = {}
         self.deadline: asyncio.TimerHandle | None = None
-        """When locks end."""
+        """Timer for the end of the next lock."""
 
 
 class ShareWatch:
-    """Wakes its owner whenever its partitions may have records to acquire that were not there before."""
+    """Wakes its owner whenever more records of its partitions may have become available."""
 
     __slots__ = ("_keys", "_partitions", "wake")
 
@@ -111,7 +114,8 @@ class ShareWatch:
 
 
 class SharePartitions:
-    """Times are seconds on the loop's clock; those of the values ms on the same."""
+    """The share partitions of one node. Times are seconds on the loop's clock. Times in the values are milliseconds on
+    the same clock."""
 
     def __init__(
         self, store: ShareStore, *, patience_s: float = PATIENCE_S, max_partitions: int = MAX_PARTITIONS
@@ -120,7 +124,7 @@ class SharePartitions:
         self._patience_s = patience_s
         self._max_partitions = max_partitions
         self._slots: OrderedDict[ShareKey, _Slot] = OrderedDict()
-        """Used last comes last."""
+        """The least recently used slot is first."""
         self._loading: dict[ShareKey, asyncio.Task[_Slot]] = {}
         self._dirty: dict[ShareKey, _Slot] = {}
         self._writer: asyncio.Task[None] | None = None
@@ -129,8 +133,8 @@ class SharePartitions:
         self._loop = asyncio.get_running_loop()
 
     def report_dead_letters(self, notice: Callable[[ShareKey], None]) -> None:
-        """Call `notice` with each partition whose stored state has dead letters. Their writer applies its results
-        here, so it comes after the partitions."""
+        """Call `notice` with each partition whose stored state has dead letters. The writer of dead letters applies its
+        results here, so it is made after the partitions."""
         self._notice_dead_letters = notice
 
     @property
@@ -181,7 +185,7 @@ class SharePartitions:
         if slot.key in self._dirty:
             waiting = slot.waiting
         elif isinstance(event, Acknowledge):
-            # Another request may have said the same before, and its result is not stored yet.
+            # Another request may have sent the same acknowledgement before, and its result is not stored yet.
             waiting = slot.storing
         if waiting is None or not (taken.must_store or isinstance(event, Acknowledge)) or taken.error:
             return taken, None
@@ -190,8 +194,8 @@ class SharePartitions:
         return taken, stored
 
     def dead_letters(self, key: ShareKey) -> list[Range]:
-        """Return what is stored as undeliverable and waits to be written; nothing of a partition that another node
-        leads by now."""
+        """Return the undeliverable records that are stored and wait to be written; none if another node leads the
+        partition now."""
         slot = self._slots.get(key)
         if slot is None:
             return []
@@ -201,8 +205,9 @@ class SharePartitions:
         return ShareWatch(self, wake)
 
     def release(self, member_id: MemberId, keys: Collection[ShareKey]) -> None:
-        """End the member's session: the records it has acquired become available, in very many partitions one after
-        the other. No caller waits for this: if it cannot be stored, the locks would have ended all the same."""
+        """End the member's session: its acquired records become available. If there are very many partitions, this
+        takes several turns of the event loop. No caller waits for this: if the change cannot be stored, the locks end
+        by themselves."""
         if len(keys) <= PIECE:
             for key in keys:
                 self._release(member_id, key)
@@ -213,8 +218,8 @@ class SharePartitions:
         self._letting_go[member_id] = letting_go
 
     async def let_go(self, member_id: MemberId) -> None:
-        """Waits until nothing is acquired any more for sessions of the member that have ended: what the next one
-        acquires is its own."""
+        """Wait until the records acquired in ended sessions of the member are released. Otherwise that release would
+        also hit the records that the next session acquires."""
         letting_go = self._letting_go.get(member_id)
         if letting_go is not None:
             await asyncio.wait((letting_go,))
@@ -232,8 +237,8 @@ class SharePartitions:
                     self._drop(slot, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def drop(self, keys: Iterable[ShareKey]) -> None:
-        """They were changed from outside, or are another node's to lead: they are read again, and what is being read is
-        not kept."""
+        """Drop the partitions, because they were changed from outside, or because another node leads them now. They are
+        read again, and a read in progress is discarded."""
         for key in list(keys):
             self._loading.pop(key, None)
             slot = self._slots.get(key)
@@ -241,15 +246,15 @@ class SharePartitions:
                 self._drop(slot, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def drop_group(self, group_id: str) -> None:
-        """It is deleted: one of the same name begins anew."""
+        """Drop the partitions of a deleted group. A group of the same name begins anew."""
         self.drop([key for key in (*self._slots, *self._loading) if key.group_id == group_id])
 
     def forget(self) -> None:
-        """The database has another history: nothing that is known is true any more."""
+        """Drop every partition, because the database has another history."""
         self.drop([*self._slots, *self._loading])
 
     async def close(self) -> None:
-        """Waits until what was to be stored is, or cannot be; the caller bounds the wait."""
+        """Wait until every change is stored or has failed. The caller bounds the wait."""
         for slot in self._slots.values():
             if slot.deadline is not None:
                 slot.deadline.cancel()
@@ -394,7 +399,7 @@ class SharePartitions:
                 for slot in slots:
                     del self._dirty[slot.key]
                     slot.storing, slot.waiting = slot.waiting, []
-                    # Also where it is tried again: the one before may be under way still.
+                    # Each try gets a new number, because the previous try may still be in progress.
                     slot.write_number += 1
                 rows = [(slot.key, _row(slot)) for slot in slots]
                 try:
@@ -454,7 +459,7 @@ class SharePartitions:
 
 
 def _may_give_more(before: SharePartition, after: SharePartition) -> bool:
-    """Return whether records became available, or there is room for more."""
+    """Return whether records became available, or whether the group may acquire further ahead."""
     return after.next_offset < before.next_offset or after.start_offset > before.start_offset
 
 

@@ -1,9 +1,10 @@
-"""Acquires records for a member: from where its group stands in each partition to batches that it may be given.
+"""Acquire records for a member: from its group's position in each partition to the batches that the member receives.
 
-The one idea: a share partition says where to read, the log what lies there, and the share partition again what of that
-is the member's. In between others may have taken it, so only what the second step gave is answered. Partitions whose
-records lie in Postgres are read with one call. Each has its turn in the session's order: what is at hand does not go
-before what is not, or a busy partition would keep its group from another's backlog for as long as it is busy.
+The one idea: the share partition says where to read, the log returns the batches there, and the share partition then
+acquires records of them for the member. Other members may acquire some of them in between, so the response contains
+only the records of the last step. One call reads all partitions whose records are in Postgres. Partitions are served in
+the session's order. Records in memory do not go before records in Postgres. Otherwise a busy partition would keep the
+group from another partition's backlog for as long as it is busy.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ OF_ALL = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.GROUP_ID_NOT_FOU
 """Errors that concern the whole request: Postgres does not answer, there are too many partitions, or the group is
 gone."""
 LOADED_AT_ONCE = 8
-"""Share partitions that are read from Postgres side by side for one request: one after the other, a session of a
-thousand took seconds at its first request behind every change of leaders."""
+"""Share partitions that one request reads from Postgres at the same time. One after the other, the first request of a
+session with a thousand partitions took seconds after each change of leaders."""
 
 _first_offset = attrgetter("first_offset")
 
@@ -78,7 +79,7 @@ class ReaderServices(Protocol):
 
 @dataclass(slots=True)
 class Part:
-    """One partition of a share fetch on its way to an answer."""
+    """One partition of a ShareFetch request."""
 
     topic_id: UUID
     index: int
@@ -112,7 +113,7 @@ class Want:
     max_bytes: int
     max_records: int
     is_limit: bool
-    """KIP-1206: not one record more."""
+    """True if the request may not receive a single record more (KIP-1206)."""
     range_records: int = 0
     """Records per range of acquired records; 0: as few ranges as possible."""
     taken_bytes: int = 0
@@ -142,7 +143,7 @@ def partition_settings(settings: ShareSettings, levels: Mapping[str, int]) -> Pa
 
 
 async def start_of(partition: Partition, settings: ShareSettings, context: RequestContext[ReaderServices]) -> int:
-    """Return where a group begins that has not read the partition yet. Raise StorageError."""
+    """Return the offset at which a group begins that has not read the partition yet. Raise StorageError."""
     log = context.services.log
     state = (await log.states([partition.partition_key])).get(partition.partition_key)
     if state is None:
@@ -187,13 +188,14 @@ class Reader:
                 if self._is_missing(part):
                     failed = failed or await self._load_some(parts[number : number + PIECE])
                     if failed is not None:
-                        # It would be tried for each of maybe thousands, and not succeed a moment later.
+                        # The same read would fail for each of maybe thousands of parts.
                         part.refuse(failed)
                         continue
                 look = await self._look(part, part.partition, want, appends, watch)
                 at_hand = look is not None and look[1] is not None and bool(look[1].batches)
                 if cold and at_hand and not want.taken_records:
-                    # Partitions that yielded records come last the next time, so the others need not wait for long.
+                    # A session examines partitions that yielded records last the next time, so the others do not wait
+                    # for long.
                     moved |= await self._take_cold(cold, want)
                     cold = []
                     if want.is_met:
@@ -221,7 +223,8 @@ class Reader:
         return self._leads(part) and not self._partitions.holds(self.key(part))
 
     async def _load_some(self, parts: Sequence[Part]) -> KafkaError | None:
-        """Reads where the group stands in the first of the parts that are not in memory; what has failed for all."""
+        """Load those of the first few parts that are not in memory. Return an error that concerns all parts, if there
+        is one."""
         missing = (part for part in parts if not part.error and self._is_missing(part))
         loading = [
             self._load(part, part.partition) for part in islice(missing, LOADED_AT_ONCE) if part.partition is not None
@@ -237,8 +240,8 @@ class Reader:
     async def _look(
         self, part: Part, partition: Partition, want: Want, appends: Watch, watch: ShareWatch
     ) -> tuple[SharePartition, TailRead | None] | None:
-        """Return the position of the group, and what the tail has from there on, if known; None: nothing may be
-        acquired. Raise KafkaError."""
+        """Return the share partition and the tail's batches from its position on. The batches are None if the tail does
+        not know them. Return None if no records may be acquired. Raise KafkaError."""
         if not self._leads(part):
             # The leader has changed since the request came, and the new leader gives these records to other members.
             self._partitions.drop([self.key(part)])
@@ -321,8 +324,8 @@ class Reader:
             await self._partitions.apply(key, LogStartMoved(known.log_start_offset))
             return True
         batches = batches_of(read, aborted)
-        # From here to the session's update nothing gives way: the session may end at any moment and release what it
-        # knows.
+        # There is no await from here to the session's update: otherwise the session could end in between, and would not
+        # release these records.
         if not batches or want.is_met or self._session.ended:
             return False
         taken = await self._partitions.apply(
@@ -350,8 +353,8 @@ class Reader:
 
 
 def ranges(acquired: Iterable[Acquired], starts: Sequence[int], size: int) -> Iterator[Acquired]:
-    """Each begins where a batch does (`starts`, in order) and has no fewer than `size` records, but for the last of a
-    stretch that was acquired."""
+    """Return the ranges. Each begins where a batch does (`starts`, in order). Each has at least `size` records, except
+    the last one of an acquired range."""
     for each in acquired:
         first = each.first_offset
         if 0 < size <= each.last_offset - first:

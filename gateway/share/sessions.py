@@ -56,14 +56,14 @@ class ShareSession:
         self.epoch = 1 if self.epoch == MAX_EPOCH else self.epoch + 1
 
     def led_by(self, *leaders: object) -> None:
-        """Note the leaders. If they change, what this node remembers of any partition may be old. Each of `leaders`
-        is another object after a change."""
+        """Note what decides about leaders: `leaders`, each of which is replaced by a new object after a change. After a
+        change, what this node remembers of any partition may be out of date."""
         if leaders != self.leaders:
             self.unverified = dict(self.partitions)
             self.leaders = leaders
 
     def put_last(self, partition: tuple[UUID, int]) -> None:
-        """It has been given records: the others are looked at first the next time."""
+        """Move the partition to the end, because it yielded records. The next request examines the others first."""
         if partition in self.partitions:
             del self.partitions[partition]
             self.partitions[partition] = None
@@ -84,7 +84,7 @@ class ShareSessions:
         return len(self._sessions)
 
     def open(self, group_id: str, member_id: MemberId, connection_id: str) -> tuple[ShareSession, ShareSession | None]:
-        """A new session, and the one that it takes the place of. KafkaError SHARE_SESSION_LIMIT_REACHED."""
+        """Return a new session, and the one that it replaces. Raise KafkaError SHARE_SESSION_LIMIT_REACHED."""
         former = self._sessions.get((group_id, member_id))
         if former is None and len(self._sessions) >= self.max_sessions:
             raise KafkaError(ErrorCode.SHARE_SESSION_LIMIT_REACHED, f"there are {self.max_sessions} share sessions")
@@ -113,8 +113,8 @@ class ShareSessions:
     def read(
         self, session: ShareSession, added: Iterable[tuple[UUID, int]], forgotten: Iterable[tuple[UUID, int]]
     ) -> None:
-        """The session, which is known here, reads others from now on. KafkaError INVALID_REQUEST where they are too
-        many for it, SHARE_SESSION_LIMIT_REACHED where they are for all sessions; then they are as they were."""
+        """Add and remove partitions of a session. Raise KafkaError INVALID_REQUEST if the session would have too many,
+        SHARE_SESSION_LIMIT_REACHED if all sessions together would. Then the session keeps its partitions."""
         added, forgotten = dict.fromkeys(added), list(forgotten)
         if added.keys() <= session.partitions.keys() and not forgotten:
             return
@@ -145,7 +145,7 @@ class ShareSessions:
             self._leave(session)
 
     def connection_closed(self, connection_id: str, partitions: SharePartitions) -> None:
-        """Its sessions end, and what their members have acquired is for anyone."""
+        """End the sessions of the connection, and release the records that their members have acquired."""
         for key in list(self._of_connection.get(connection_id, ())):
             session = self._sessions[key]
             self.end(session)

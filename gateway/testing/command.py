@@ -67,7 +67,7 @@ async def _run(given: argparse.Namespace) -> int:
         loop.add_signal_handler(number, stopping.set)
     postgres = TestPostgres(given.postgres_bin)
     node: TestNode | None = None
-    # The import takes longer than Postgres, so they go on beside each other.
+    # This import takes longer than the start of Postgres, so both run at the same time.
     importing = asyncio.create_task(asyncio.to_thread(_import_node))
     try:
         url = await postgres.start()

@@ -66,7 +66,7 @@ class Members:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"group {group_id} has not dropped {', '.join(left)} in {timeout_s:g} s")
 
-            # A member whose request the group holds back is alive by that, so its session ends after the answer.
+            # A member whose request the group holds back counts as alive, so its session ends after the answer.
             def ended(group: AnyGroup, now_ms: int, left: Collection[MemberId] = left) -> AnyGroup:
                 return _sessions_ended(group, left, now_ms)
 
@@ -74,7 +74,7 @@ class Members:
             await asyncio.sleep(POLL_S)
 
     async def rebalance(self, group_id: str, timeout_s: float) -> None:
-        """Let a member join, receive its share and leave; return once the others have what they had to share.
+        """Let a member join, receive its share and leave. Return once the other members have their partitions back.
 
         Raise KafkaError for a group without members or of a type without rebalances, and TimeoutError.
         """
@@ -100,7 +100,8 @@ class Members:
         member_id = MemberId(f"{CLIENT_ID}-{uuid.uuid4()}")
         try:
             joined = await self._join(group, protocols, member_id)
-            # A member that did not join again in time may have made the newcomer the leader: it assigns nothing.
+            # If an old member did not join again in time, the newcomer may have become the leader. Then it assigns
+            # nothing.
             sync = SyncGroup(
                 self._groups.next_request_id(),
                 CONNECTION,
@@ -124,7 +125,7 @@ class Members:
             JoinGroup(
                 self._groups.next_request_id(),
                 CONNECTION,
-                version=3,  # joins at once; from 4 on a member is first given its id
+                version=3,  # version 3 joins at once; from version 4 on the coordinator first returns a member id
                 client_id=CLIENT_ID,
                 client_host="",
                 member_id=MemberId(""),
@@ -213,7 +214,8 @@ def _sessions_ended(group: AnyGroup, lost: Collection[MemberId], now_ms: int) ->
 
 
 def _as_new(metadata: bytes) -> bytes:
-    """Return a member's subscription as a member states it that owns nothing; other protocol types' bytes unchanged."""
+    """Return a member's subscription without owned partitions. Metadata of other protocol types is returned
+    unchanged."""
     try:
         subscription = decode_subscription(metadata)
     except ProtocolError:

@@ -102,7 +102,7 @@ class Transactions:
         """Overdue transactions that could not be ended: the last delay, and the loop time of the next attempt."""
         self.taken_in = TakenIn()
         self.listing = SharedRead(self._list)
-        """Every transactional producer there is, for ListTransactions."""
+        """All transactional producers, for ListTransactions."""
         self._listener = listener
         self._offsets_committed = offsets_committed
         self._observe_end = observe_end
@@ -117,7 +117,7 @@ class Transactions:
 
     @property
     def store(self) -> TransactionStore:
-        """For those who only look."""
+        """The store, for callers that only read."""
         return self._store
 
     def follow(self, changed: Callable[[str], None] | None) -> None:
@@ -134,7 +134,7 @@ class Transactions:
         return found
 
     def coordinator_of(self, transactional_id: str) -> Node:
-        """The node that clients are sent to."""
+        """Return the node to which clients of the id are sent."""
         partition = self._state_partition(transactional_id)
         if partition is not None:
             leader = self._membership.leader_of_partition(partition)
@@ -147,7 +147,7 @@ class Transactions:
         return self.coordinator_of(transactional_id).node_id == self._membership.node_id
 
     async def initialize(self, transactional_id: str, asked: InitProducer) -> Producer:
-        """InitProducerId: the producer at its new epoch. Raises KafkaError, StorageError."""
+        """Handle InitProducerId: return the producer at its new epoch. Raise KafkaError, StorageError."""
 
         def decide(producer: Producer | None, fresh_id: int) -> Decision:
             return rules.initialize(producer, asked, fresh_id)
@@ -211,9 +211,9 @@ class Transactions:
         committed: bool,
         raise_epoch: bool = False,
     ) -> Producer:
-        """EndTxn: when this returns, the transaction has ended for every reader. Raises KafkaError, StorageError.
+        """Handle EndTxn: when this returns, the transaction has ended for every reader. Raise KafkaError, StorageError.
 
-        With `raise_epoch` (from version 5 on) the producer that is returned has the id and epoch to go on with."""
+        With `raise_epoch` (from version 5 on) the returned producer has the id and epoch of the next transaction."""
         outcome = "committed" if committed else "aborted"
 
         def decide(producer: Producer | None, fresh_id: int) -> Decision:
@@ -224,10 +224,10 @@ class Transactions:
         return await self._carry_out(transactional_id, decide, outcome, raises_epoch=raise_epoch)
 
     async def abort_overdue(self) -> int:
-        """Abort every transaction that has been under way for longer than its timeout, and complete ends that no node
-        continues. Return how many ended. Raises StorageError if one failed.
+        """Abort every transaction that has been open for longer than its timeout, and complete ends that no node
+        continues. Return how many ended. Raise StorageError if an end failed.
 
-        One that could not be ended is tried again later, after all the others."""
+        A transaction that could not be ended is tried again later, after all others."""
         ended = 0
         failure: StorageError | None = None
         seen: set[tuple[str, int]] = set()
@@ -248,7 +248,7 @@ class Transactions:
             page = await self._store.overdue(self._overdue_at_a_time, page[-1]) if more else []
         self._failed = {key: delay for key, delay in self._failed.items() if key in seen}
         now_s = asyncio.get_running_loop().time()
-        # A transaction that found no room in memory is due at once.
+        # If memory had no room for the delay of a transaction, the transaction is due at once.
         due_s = {overdue: self._failed.get(overdue[:2], (0.0, now_s))[1] for overdue in again}
         due = sorted((overdue for overdue in again if due_s[overdue] <= now_s), key=due_s.__getitem__)
         for overdue in due[:FAILED_AT_A_TIME]:
@@ -308,10 +308,10 @@ class Transactions:
         keeps: Callable[[str], bool] | None = None,
     ) -> bool:
         """Abort the producer's transaction if it has enlisted the partition, or groups that the partition `keeps`.
-        Return whether it had. Raise KafkaError, StorageError.
+        Return whether a transaction was aborted. Raise KafkaError, StorageError.
 
         All of the transaction ends, and the producer is fenced: otherwise it would continue with the rest. The request
-        is judged as the partition would judge it by what it knows: a repetition finds nothing left to do.
+        is checked against the epochs that the partition knows. A repeated request finds nothing to abort.
         """
         started_ms: int | None = None
         for _ in range(ATTEMPTS):
@@ -330,7 +330,7 @@ class Transactions:
             if found.read is None or producer is None or not is_open:
                 return False
             if started_ms is not None and found.read.started_ms != started_ms:
-                return False  # it has ended, and another has begun
+                return False  # that transaction has ended, and another one has begun
             started_ms = found.read.started_ms
             decision = rules.time_out(producer, await self._fresh_id(producer))
             if decision.error:
@@ -357,8 +357,8 @@ class Transactions:
         """Apply a decision and return the producer's new state. Decide again whenever another node has written the row
         in the meantime.
 
-        `outcome` belongs to the transaction that the decision ends. `started_ms` names the transaction, if another
-        party than the producer ends it. `raises_epoch`: the decision may use an id that no producer has had.
+        `outcome` belongs to the transaction that the decision ends. `started_ms` identifies the transaction if the
+        producer does not end it itself. `raises_epoch`: the decision may use an id that no producer has had.
         """
         fresh_id = rules.NO_ID
         for _ in range(ATTEMPTS):
@@ -380,11 +380,11 @@ class Transactions:
         raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
 
     async def _fresh_id(self, producer: Producer | None) -> int:
-        """A producer id for the next epoch, if that needs one; else −1."""
+        """Return a producer id for the next epoch if that epoch needs a new id; else −1."""
         return await self._producers.allocate_producer_id() if rules.needs_producer_id(producer) else rules.NO_ID
 
     async def _write(self, read: StoredProducer, decision: Decision, outcome: str) -> bool:
-        """False where the row is no longer as it was read."""
+        """Write the decision. Return False if the row has changed since it was read."""
         assert decision.after is not None
         record = _record(decision.after)
         if decision.end is None:
@@ -415,8 +415,9 @@ class Transactions:
         return True
 
     async def _complete(self, read: StoredProducer) -> None:
-        """Mark the remaining partitions of a transaction whose end is decided. Several may do so at once: each step is
-        one's alone. Raises StorageError; the steps before it stand, and any node may continue."""
+        """Mark the remaining partitions of a transaction whose end is decided. Several nodes may do this at once,
+        because each step is done by one of them only. Raise StorageError; earlier steps stay, and any node may
+        continue."""
         while read.ending is not None:
             producer_id, _, committed = read.ending
             await self._append_markers(partial(self._store.continue_end, read), producer_id, committed=committed)

@@ -1,9 +1,9 @@
-"""One row per partition that changed hands, and what that cost in records processed twice or never.
+"""One row per partition that moved to another member, and the cost of the move: records processed twice or never.
 
-Fetch requests carry no member, so who read what cannot be known exactly from the gateway alone. Three estimates, each
-in a column of its own: duplicates_min (a refused commit proves that far was processed, and the new owner began below),
-duplicates_max (that far was served to the old owner), duplicates and gap_records (exact, from the members' own logs,
-which a test harness has).
+A Fetch names no member, so the gateway alone cannot know exactly which member read which records. Separate columns hold
+three results. duplicates_min is a lower bound: a refused commit proves that the old owner processed these records, and
+the new owner began before them. duplicates_max is an upper bound: the old owner was served these records. duplicates
+and gap_records are exact, but need the members' own logs, which a test harness has.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KEY = ("group_id", "topic", "partition")
 
 
 def handoffs(journal: Journal, moves: DataFrame, takeovers: DataFrame, ownership: DataFrame) -> DataFrame:
-    """The table `handoff`."""
+    """Return the table `handoff`."""
     held = ownership.where(F.col("assigned_seq").isNotNull()).select(
         "era", *_KEY, F.col("assigned_seq").alias("move_seq"), F.col("from_ms").alias("taken_ms")
     )
@@ -49,7 +49,8 @@ def handoffs(journal: Journal, moves: DataFrame, takeovers: DataFrame, ownership
     )
     start = F.col("start_offset")
     proven = F.greatest(F.coalesce("source_refused", F.lit(-1)), F.coalesce("owner_refused", F.lit(-1)))
-    # An offset of -1 (nothing committed) starts where the client's reset policy says: from the log's start, at best.
+    # Offset -1 means that nothing was committed. The client's reset policy then decides where it begins: at the log's
+    # start at the earliest.
     begins_at = F.when(start >= 0, start).otherwise(F.col("log_start_offset"))
     reached = F.greatest(F.coalesce("mark_offset", F.lit(-1)), F.coalesce("owner_read_to", F.lit(-1)))
     return moved.select(
@@ -81,7 +82,7 @@ def handoffs(journal: Journal, moves: DataFrame, takeovers: DataFrame, ownership
 
 
 def _waits(journal: Journal) -> DataFrame:
-    """Handoffs as the coordinator told them: one row per partition, target and generation."""
+    """Return handoffs as the coordinator reported them: one row per partition, target and generation."""
     return journal.handoff.groupBy("era", *_KEY, "target_member_id", "generation_id").agg(
         F.max("mode").alias("mode"),
         F.max("mark_offset").alias("mark_offset"),
@@ -91,15 +92,15 @@ def _waits(journal: Journal) -> DataFrame:
 
 
 def delivered(delivery: DataFrame) -> DataFrame:
-    """Per partition and owner in turn: records that were processed before already, and records that no member
-    processed.
+    """Return, for each partition and each of its owners in turn, the records that had been processed before, and the
+    records that no member processed.
 
-    `delivery` is what members logged (journal.DELIVERY): runs of offsets in the order of time.
+    `delivery` holds the logs of members (journal.DELIVERY): runs of offsets in the order of time.
     """
     order = Window.partitionBy(*_KEY).orderBy("at_ms", "first_offset")
     before = order.rowsBetween(Window.unboundedPreceding, -1)
     so_far = order.rowsBetween(Window.unboundedPreceding, 0)
-    # least and greatest pass over nulls: the first run of a partition has nothing before it, and repeats nothing.
+    # least and greatest ignore nulls. So the first run of a partition, which has no run before it, repeats nothing.
     again = F.when(
         F.col("reached").isNotNull() & (F.col("reached") >= F.col("first_offset")),
         F.least("reached", "last_offset") - F.col("first_offset") + 1,
@@ -126,7 +127,7 @@ def delivered(delivery: DataFrame) -> DataFrame:
 
 
 def with_exact(handoff: DataFrame, delivery: DataFrame) -> DataFrame:
-    """Adds duplicates and gap_records: what the members' logs say happened between this move and the next one."""
+    """Add duplicates and gap_records, which the members' logs show between this move and the next one."""
     order = Window.partitionBy(*_KEY).orderBy("begins_ms", "at_once")
     stints = delivered(delivery).select(
         *_KEY,

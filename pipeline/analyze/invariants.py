@@ -1,11 +1,11 @@
 """Invariants of every journal, for any client behaviour: each row found here is a fault of the coordinator or of the
 journal, never of a user's consumer.
 
-The one idea: a check is a function of the journal (and of what was made of it) that gives rows of one shape. So the job
-is also the test of every long run: no row, or exit code 3.
+The one idea: a check is a function of the journal, or of tables that were made from it, and returns rows of one shape.
+So the job is also the test of every long run: any row leads to exit code 3.
 
-A commit is decided by Postgres and journaled when its answer is known, so its row may lie a little behind that of a
-newer generation; `tolerance_ms` is how little.
+Postgres decides a commit, and the commit is journaled when its answer is known. So its row may come up to
+`tolerance_ms` after the row of a newer generation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLASSIC_TRANSITIONS = {
 
 
 def _rows(check: str, found: DataFrame, says: Column) -> DataFrame:
-    """Brings what a check found into the one shape; columns that it has no word for are null."""
+    """Return the rows of a check in the common shape. Columns that `found` does not have are null."""
     kinds = {
         "group_id": "string",
         "topic": "string",
@@ -47,14 +47,14 @@ def _rows(check: str, found: DataFrame, says: Column) -> DataFrame:
 
 
 def rows_missing(journal: Journal) -> DataFrame:
-    """Every number of the range is there, once."""
+    """Check that every number of the range exists exactly once."""
     counted = None
     for table in (journal.event, journal.member, journal.ownership, journal.offset, journal.handoff):
         part = table.agg(F.count("*").alias("rows"), F.sum(F.col("seq").cast("decimal(38,0)")).alias("total"))
         counted = part if counted is None else counted.unionByName(part)
     assert counted is not None
     expected = journal.next_seq - journal.first_seq
-    # The sum tells a number that is there twice from one that is missing: counts alone would cancel out.
+    # The sum reveals one number that occurs twice and another that is missing. Their counts alone would cancel out.
     sum_expected = (journal.first_seq + journal.next_seq - 1) * expected // 2
     summed = counted.agg(F.sum("rows").alias("rows"), F.sum("total").alias("total"))
     return _rows(
@@ -65,7 +65,8 @@ def rows_missing(journal: Journal) -> DataFrame:
 
 
 def generation_went_back(journal: Journal) -> DataFrame:
-    """A generation is made once, and each is greater than all before it in the life of the group."""
+    """Check that a generation is created once, and that its number is greater than all earlier ones in the life of the
+    group."""
     order = Window.partitionBy("group_id").orderBy("seq")
     lives = journal.event.withColumn(
         "life",
@@ -83,7 +84,8 @@ def generation_went_back(journal: Journal) -> DataFrame:
 
 
 def state_jumped(journal: Journal) -> DataFrame:
-    """Each event begins in the state in which the one before it ended, and classic states lead where they may."""
+    """Check that each event begins in the state in which the previous one ended, and that states of classic groups
+    follow each other legally."""
     order = Window.partitionBy("era", "group_id").orderBy("seq")
     walked = journal.event.where(F.col("group_type") != "").withColumn("earlier", F.lag("state_after").over(order))
     expected = F.when(F.col("earlier") == "Dead", F.lit(None).cast("string")).otherwise(F.col("earlier"))
@@ -111,7 +113,7 @@ def state_jumped(journal: Journal) -> DataFrame:
 
 
 def assigned_twice(journal: Journal) -> DataFrame:
-    """No partition is given to two members in one generation, unless the first released it in between."""
+    """Check that no partition is assigned to two members in one generation, unless the first released it in between."""
     order = Window.partitionBy("era", "group_id", "topic", "partition", "generation_id").orderBy("seq")
     walked = (
         journal.ownership.withColumn("earlier_change", F.lag("change").over(order))
@@ -126,8 +128,10 @@ def assigned_twice(journal: Journal) -> DataFrame:
 
 
 def two_owners(ownership: DataFrame) -> DataFrame:
-    """No two members hold a partition at the same time: a stretch begins when the one before it has ended."""
-    # The greatest end so far, not the last one: a short stretch may lie within a long one.
+    """Check that no two members hold a partition at the same time: an interval begins after the previous one has
+    ended."""
+    # This compares with the greatest end so far, not with the last one, because a short interval may lie within a long
+    # one.
     so_far = (
         Window.partitionBy("era", "group_id", "topic", "partition")
         .orderBy("from_seq", "member_id")
@@ -149,7 +153,8 @@ def two_owners(ownership: DataFrame) -> DataFrame:
 
 
 def commit_of_another_generation(journal: Journal, tolerance_ms: int) -> DataFrame:
-    """A classic group takes commits of the generation in force alone (and, without a generation, of an empty group)."""
+    """Check that a classic group accepts only commits of its current generation, or commits without a generation while
+    it is empty."""
     made = (
         journal.event.where(F.col("kind").isin("generation_created", "loaded") & (F.col("group_type") == "classic"))
         .groupBy("era", "group_id", "generation_id")
@@ -165,7 +170,8 @@ def commit_of_another_generation(journal: Journal, tolerance_ms: int) -> DataFra
     commits = journal.offset.where(
         (F.col("kind") == "commit") & (F.col("error_code") == 0) & (F.col("generation_id") >= 0)
     ).select("era", "group_id", "topic", "partition", "generation_id", "seq", "at_ms")
-    # A generation is looked at by its first and last commit; its commits one by one only where these break the rule.
+    # For each generation, first only its first and last commit are checked. Its single commits are checked only if one
+    # of these two breaks the rule.
     key = ["era", "group_id", "generation_id"]
     used = commits.groupBy(*key).agg(
         F.min("seq").alias("first_seq"), F.max("seq").alias("last_seq"), F.max("at_ms").alias("last_ms")
@@ -196,8 +202,8 @@ def commit_of_another_generation(journal: Journal, tolerance_ms: int) -> DataFra
 
 
 def told_another_offset(journal: Journal, moves: DataFrame, stretches: DataFrame, tolerance_ms: int) -> DataFrame:
-    """OffsetFetch returns the last committed offset, or one that was being committed at that moment. `stretches` name
-    the partitions in which OffsetFetch returned another offset; only their offsets are walked over once more.
+    """Check that OffsetFetch returned the last committed offset, or one whose commit was in progress. `stretches` name
+    the partitions in which OffsetFetch returned another offset; only their offsets are read once more.
     """
     key = ["era", "group_id", "topic", "partition"]
     where = F.broadcast(stretches.where(F.col("told_otherwise") > 0).select(*key).distinct())
@@ -224,7 +230,7 @@ def told_another_offset(journal: Journal, moves: DataFrame, stretches: DataFrame
 
 
 def handoff_not_kept(journal: Journal, ownership: DataFrame) -> DataFrame:
-    """A handoff begins once, ends once, and the coordinator does not assign the partition to the target before the
+    """Check that a handoff begins once and ends once, and that the target does not receive the partition before the
     handoff has ended."""
     key = ("era", "group_id", "topic", "partition", "generation_id", "source_member_id", "target_member_id")
     waits = journal.handoff.groupBy(*key).agg(
@@ -260,7 +266,7 @@ def handoff_not_kept(journal: Journal, ownership: DataFrame) -> DataFrame:
 
 
 def assigned_to_nobody(journal: Journal) -> DataFrame:
-    """Every partition of a classic generation is assigned to one of its members."""
+    """Check that every partition of a classic generation is assigned to one of its members."""
     members = journal.member.select("era", "group_id", "generation_id", "member_id").distinct()
     complete = (
         journal.event.where((F.col("kind") == "generation_created") & (F.col("group_type") == "classic"))
@@ -278,7 +284,7 @@ def assigned_to_nobody(journal: Journal) -> DataFrame:
 def violations(
     journal: Journal, ownership: DataFrame, moves: DataFrame, stretches: DataFrame, *, tolerance_ms: int = 1_000
 ) -> DataFrame:
-    """All that the checks find, in one table."""
+    """Return the rows of all checks in one table."""
     checks: tuple[Callable[[], DataFrame], ...] = (
         lambda: rows_missing(journal),
         lambda: generation_went_back(journal),

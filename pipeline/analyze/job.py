@@ -1,8 +1,8 @@
 """`analyze`: report from the coordinator's journal what rebalances did to consumer groups.
 
 The job copies the journal's rows once, turns them into tables (docs/analysis.md), and writes findings and charts. It
-also checks invariants that hold for any behaviour of clients, and ends with exit code 3 if one is violated. So it also
-tests every long run.
+also checks invariants that hold however clients behave, and ends with exit code 3 if one is violated. So it also tests
+every long run.
 """
 
 from __future__ import annotations

@@ -105,7 +105,8 @@ TABLES: Mapping[str, T.StructType] = {
         ("wait_ms", _LONG),
     ),
 }
-"""Columns that analysis reads, in Postgres' names and order. `written_at` stays behind: it only finds the partition."""
+"""Columns that analysis reads, with Postgres' names and in its order. `written_at` is left out, because it only finds
+the partition."""
 
 DELIVERY = _table(
     ("group_id", _TEXT),
@@ -119,7 +120,7 @@ DELIVERY = _table(
 """Records that members processed, as a test harness logs them: one row per contiguous run, in order of time."""
 
 MAX_DROPS = 1_000
-"""rows_dropped events beyond which a journal has too many gaps for exact figures."""
+"""Number of rows_dropped events above which a journal has too many gaps for exact figures."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class Journal:
         )
 
     def between(self, first_seq: int | None, next_seq: int | None) -> Journal:
-        """Return the rows from `first_seq` up to and without `next_seq`, as far as the snapshot has them.
+        """Return the snapshot's rows from `first_seq` up to and without `next_seq`.
 
         PipelineError if it has none of them.
         """
@@ -184,7 +185,7 @@ def with_eras(journal: Journal) -> Journal:
 def open_archive(spark: SparkSession, root: str, copied: tuple[int, int] | None = None) -> Journal:
     """Return a journal from folders of Parquet that are named like its tables.
 
-    `copied` is the range that was copied there, first_seq and next_seq. Without it the rows themselves say the range.
+    `copied` is the range that was copied there, first_seq and next_seq. Without it, the range is taken from the rows.
     """
     tables = {name: spark.read.schema(schema).parquet(f"{root}/{name}") for name, schema in TABLES.items()}
     if copied is None:

@@ -1,4 +1,4 @@
-"""How well each member does: its joins, its silences, its refused commits."""
+"""The health of each member: its joins, its silences, its refused commits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _KEY = ("group_id", "member_id")
 
 
 def member_health(journal: Journal, rebalances: DataFrame, ownership: DataFrame) -> DataFrame:
-    """The table `member_health`, a row per member id."""
+    """Return the table `member_health`, with a row per member id."""
     kind = F.col("kind")
     events = journal.event.where(F.col("member_id").isNotNull())
     joined = kind == "member_joined"
@@ -84,8 +84,8 @@ def member_health(journal: Journal, rebalances: DataFrame, ownership: DataFrame)
         .withColumn("client_id", F.coalesce("client_id", "known_client_id"))
         .withColumn("client_host", F.coalesce("client_host", "known_client_host"))
         .withColumn("commits_per_s", F.when(commit_ms > 0, F.col("commits") * 1000.0 / commit_ms))
-        # How often an hour a member comes back or is thrown out (to join again because others did is neither), over its
-        # life but never less than a minute.
+        # How often per hour a member joins as a new one or is removed. Rejoins do not count, because other members
+        # cause them. The member's life counts as at least a minute.
         .withColumn(
             "flapping_per_h",
             (F.greatest(F.lit(0), F.col("comings") - 1) + F.col("expiries") + F.col("fenced"))

@@ -1,7 +1,8 @@
-"""Derive from commits: lag over time, where a new owner began, and how far the old one had come.
+"""Derive from commits: lag over time, the offset at which a new owner began, and the offset that the old owner had
+reached.
 
-All of it comes from one walk over the offsets of each partition in the order of `seq`, because the journal may hold
-hundreds of millions of commits and sorting them is what costs.
+One walk over the offsets of each partition, in the order of `seq`, yields all of it. The journal may hold hundreds of
+millions of commits, and sorting them is the most expensive step.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def _refused() -> Column:
 
 
 def walk(journal: Journal, moves: DataFrame) -> DataFrame:
-    """Every offset row with the move it follows (null before the first) and the offset committed before it."""
+    """Return every row of offsets with the move that precedes it (null before the first move) and the offset committed
+    before it."""
     offset_columns = (
         "era",
         *_PARTITION,
@@ -51,7 +53,7 @@ def walk(journal: Journal, moves: DataFrame) -> DataFrame:
         F.lit(0).cast("short").alias("error_code"),
         F.struct("move_seq", "source_member_id", "target_member_id").alias("moved"),
     )
-    # An administrator's removal of offsets concerns a whole group: what is committed is unknown behind it.
+    # An administrator removes the offsets of a whole group, so the committed offset is unknown after that.
     removals = journal.event.where(F.col("kind").isin("offsets_removed", "deleted")).select(
         "group_id", F.col("seq").alias("removed_seq")
     )
@@ -80,7 +82,8 @@ def walk(journal: Journal, moves: DataFrame) -> DataFrame:
 
 
 def told_otherwise() -> Column:
-    """Return whether OffsetFetch returned another offset than the one committed before it, for a row of the walk."""
+    """Return the condition that, in a row of the walk, OffsetFetch returned another offset than the one committed
+    before it."""
     return (
         (F.col("kind") == "fetch")
         & (F.col("error_code") == 0)
@@ -90,8 +93,8 @@ def told_otherwise() -> Column:
 
 
 def takeovers(walked: DataFrame) -> DataFrame:
-    """Per partition and move (and the time before the first): the offset that its owner received, read, and tried to
-    commit.
+    """Return, for each partition and each move (and the time before the first move), the offsets that the owner
+    received, read, and tried to commit.
 
     Every sum is a number: Spark sorts all rows once more for an aggregate whose state is a struct or a text.
     """
@@ -106,7 +109,8 @@ def takeovers(walked: DataFrame) -> DataFrame:
         F.coalesce(F.min_by("offset", told), F.min_by("committed_before", "seq")).alias("start_offset"),
         F.min_by("log_start_offset", told).alias("log_start_offset"),
         F.min_by("offset", began).alias("first_position"),
-        # In vain: by the one who lost the partition, after it was lost; and by its owner, as long as it was one.
+        # Refused commits: those of the member that lost the partition, after the loss; and those of its owner while it
+        # owned it.
         F.max(F.when(_refused() & (F.col("member_id") == source), F.col("offset"))).alias("source_refused"),
         F.max(F.when(_refused() & F.coalesce(F.col("member_id") == target, F.lit(True)), F.col("offset"))).alias(
             "own_refused"
@@ -117,11 +121,11 @@ def takeovers(walked: DataFrame) -> DataFrame:
 
 
 def lag(offset: DataFrame, *, points: int = 400) -> DataFrame:
-    """Record lag and time lag of each group and partition, thinned to `points` stretches of equal length.
+    """Return record lag and time lag of each group and partition, reduced to `points` intervals of equal length.
 
-    Least, greatest and last lag of a stretch are kept, so no peak is lost. time_lag_max_ms is the age of the oldest
-    unread record at the moment of the greatest lag, as far as the journal shows when it was written: the first moment
-    at which the log's end was seen beyond it.
+    Each interval keeps its least, greatest and last lag, so no peak is lost. time_lag_max_ms is the age of the oldest
+    unread record at the moment of the greatest lag. The record's age counts from the first moment at which the journal
+    shows the log's end beyond the record.
     """
     commits = offset.where(_accepted() & F.col("log_end_offset").isNotNull())
     edges = commits.groupBy("group_id").agg(
@@ -130,8 +134,8 @@ def lag(offset: DataFrame, *, points: int = 400) -> DataFrame:
         F.min("seq").alias("begins_seq"),
         (F.max("seq") - F.min("seq") + 1).alias("seqs"),
     )
-    # The greatest lag, and the last row of those that have it, as one number: an aggregate of structs would be sorted
-    # for. Lags so great that they would not fit into it are one and the same here; lag_max tells them apart.
+    # One number holds the greatest lag and the last row with that lag, because Spark would sort all rows for an
+    # aggregate of structs. Lags that are too great for this number count as equal here; lag_max distinguishes them.
     most = F.expr(f"{2**62} div seqs")
     rank = F.least("record_lag", most) * F.col("seqs") + (F.col("seq") - F.col("begins_seq"))
     width = F.greatest(F.lit(1), F.ceil((F.col("ends_ms") - F.col("begins_ms") + 1) / points)).cast("long")
@@ -150,8 +154,8 @@ def lag(offset: DataFrame, *, points: int = 400) -> DataFrame:
         F.max_by("offset", "rank").alias("worst_offset"),
         F.count("*").alias("commits"),
     )
-    # The first time the end was seen beyond an offset: sort ends and questions by offset, look at the next end. A
-    # question brings all that is known of its stretch along, so that nothing has to be joined to the answer.
+    # Find the first time at which the end was seen beyond an offset: sort ends and questions by offset, and take the
+    # next end. A question carries all known values of its interval, so no join is needed for the answer.
     known = ("group_id", "bucket_ms", "lag_min", "lag_max", "lag_last", "worst_ms", "commits")
     asked = "struct<group_id: string, " + ", ".join(f"{name}: bigint" for name in known[1:]) + ">"
     ends = offset.where(F.col("log_end_offset").isNotNull()).select(
@@ -168,8 +172,8 @@ def lag(offset: DataFrame, *, points: int = 400) -> DataFrame:
         F.lit(None).cast("long").alias("seen_ms"),
         F.struct(*known).alias("asked"),
     )
-    # An end equal to the offset is not beyond it: downwards it comes behind the question. (Downwards, because a frame
-    # that reaches to the end of its partition costs Spark the square of its rows.)
+    # An end equal to the offset is not beyond it, so in descending order it comes after the question. The order is
+    # descending because a frame that reaches to the end of its partition costs Spark the square of its rows.
     order = Window.partitionBy("topic", "partition").orderBy(F.desc("position"), F.col("asked").isNotNull().desc())
     return (
         ends.unionByName(questions)

@@ -1,8 +1,8 @@
-"""Ownership of each partition over time, the moves, and the least moves possible.
+"""Ownership of each partition over time, its moves, and the least possible number of moves.
 
-Two notions, kept apart. A member *holds* a partition from its assignment until its release: that makes intervals,
-and the time a partition lay idle. A partition *belongs* to whom it was last assigned, also while an eager group has
-released everything: that makes moves.
+Two terms differ. A member *holds* a partition from its assignment until its release. Intervals and idle times are
+computed from that. A partition *belongs* to the member to which it was last assigned, even while an eager group has
+released everything. Moves are computed from that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GAINS = ("assigned", "kept")
 
 
 def _numbered(journal: Journal) -> DataFrame:
-    """Ownership rows with the rebalance they belong to."""
+    """Return the rows of ownership, each with the number of its rebalance."""
     starts = journal.event.where(F.col("kind") == "rebalance_started").select(
         "group_id", "seq", F.lit(1).alias("starts"), *(F.lit(None).alias(name) for name in _OWNERSHIP)
     )
@@ -31,10 +31,11 @@ _OWNERSHIP = ("era", "at_ms", "generation_id", "topic", "partition", "change", "
 
 
 def intervals(journal: Journal) -> DataFrame:
-    """One row per stretch in which a member held a partition.
+    """Return a row for each interval in which a member held a partition.
 
-    from_ms is null if the member was never told, or (left_censored) if the stretch began before the journal does or
-    before rows were dropped; to_ms is null if it lasts to the journal's end or to such a loss.
+    from_ms is null if the member never received the assignment, or if the interval began before the journal or before
+    rows were dropped (left_censored). to_ms is null if the interval lasts to the journal's end, or until rows were
+    dropped.
     """
     told = (
         journal.event.where((F.col("kind") == "member_synced") & (F.col("group_type") == "classic"))
@@ -45,7 +46,8 @@ def intervals(journal: Journal) -> DataFrame:
         journal.event.where(F.col("group_type") != "").groupBy("group_id").agg(F.max("group_type").alias("group_type"))
     )
     mine = Window.partitionBy("era", "group_id", "topic", "partition", "member_id").orderBy("seq")
-    # Backwards, because a frame that reaches to the end of its partition costs Spark the square of its rows.
+    # The order is descending, because a frame that reaches to the end of its partition costs Spark the square of its
+    # rows.
     later = (
         Window.partitionBy("era", "group_id", "topic", "partition", "member_id")
         .orderBy(F.desc("seq"))
@@ -106,7 +108,7 @@ def intervals(journal: Journal) -> DataFrame:
 
 
 def instances(journal: Journal) -> DataFrame:
-    """(group_id, member_id, owner): the instance id of a static member, else its member id."""
+    """Return (group_id, member_id, owner): the instance id of a static member, else its member id."""
     named = journal.member.select("group_id", "member_id", "group_instance_id").unionByName(
         journal.event.where(F.col("member_id").isNotNull()).select("group_id", "member_id", "group_instance_id")
     )
@@ -118,7 +120,8 @@ def instances(journal: Journal) -> DataFrame:
 
 
 def belongings(journal: Journal) -> DataFrame:
-    """Rows at which a partition came to belong to another member, the first owner included (source null)."""
+    """Return the rows at which a partition came to belong to another member. The first owner is included, with a null
+    source."""
     order = Window.partitionBy("era", "group_id", "topic", "partition").orderBy("seq")
     gained = (
         _numbered(journal)
@@ -146,12 +149,12 @@ def belongings(journal: Journal) -> DataFrame:
 
 
 def moves(changes: DataFrame) -> DataFrame:
-    """Those of `belongings` that took a partition from another member."""
+    """Return the rows of `belongings` in which a partition moved from another member."""
     return changes.where(F.col("source_owner").isNotNull())
 
 
 def presence(journal: Journal) -> DataFrame:
-    """(group_id, rebalance, owner): who was a member when the generation of this rebalance was made."""
+    """Return (group_id, rebalance, owner): the members at the time when the generation of the rebalance was created."""
     gone = F.col("kind").isin("member_left", "member_expired", "member_fenced")
     came = F.col("kind") == "member_joined"
     created = F.col("kind") == "generation_created"
@@ -172,7 +175,8 @@ def presence(journal: Journal) -> DataFrame:
     stays = comings.join(goings, ["group_id", "member_id"], "left").withColumn(
         "gone_seq", F.coalesce("gone_seq", F.lit(2**63 - 1))
     )
-    # Seen as numbers of rebalances, a stay is a range, and a range is a sequence to explode: no join by inequality.
+    # In numbers of rebalances a stay is a range, and a range can be exploded into its numbers. So no join by inequality
+    # is needed.
     ordered = Window.partitionBy("group_id").orderBy("seq")
     marks = (
         generations.select(
@@ -232,12 +236,12 @@ def presence(journal: Journal) -> DataFrame:
 
 
 def minimum_moves(journal: Journal, changes: DataFrame) -> DataFrame:
-    """(group_id, rebalance, partitions_moved, minimum_moves) per rebalance that made a generation.
+    """Return (group_id, rebalance, partitions_moved, minimum_moves) for each rebalance that created a generation.
 
     `changes` are the journal's belongings.
 
-    The minimum is what an assignor that keeps all it can has to move for shares that differ by at most one, if every
-    member reads every topic; where subscriptions differ it is a lower bound.
+    The minimum is the number of partitions that an assignor must move if it keeps as many as it can and shares differ
+    by at most one. It assumes that every member reads every topic. If subscriptions differ, it is a lower bound.
     """
     deltas = (
         changes.select("group_id", "rebalance", F.col("target_owner").alias("owner"), F.lit(1).alias("delta"))
@@ -290,10 +294,10 @@ def minimum_moves(journal: Journal, changes: DataFrame) -> DataFrame:
 
 
 def idle(ownership: DataFrame, rebalances: DataFrame) -> DataFrame:
-    """(group_id, rebalance, unowned_partition_ms): how long partitions that had an owner had none, summed.
+    """Return (group_id, rebalance, unowned_partition_ms): the sum of the times for which partitions lost their owner.
 
-    Counted with the rebalance that gave the partition its next owner, from the later of the release and the start of
-    that chain of rebalances: a group without members waits for no member.
+    The time counts for the rebalance that gave the partition its next owner. It begins at the release, or at the start
+    of that chain of rebalances if that is later, because no member waits in a group without members.
     """
     order = Window.partitionBy("era", "group_id", "topic", "partition").orderBy("from_seq")
     held = (
@@ -312,7 +316,8 @@ def idle(ownership: DataFrame, rebalances: DataFrame) -> DataFrame:
 
 
 def with_moves(rebalances: DataFrame, journal: Journal, changes: DataFrame, ownership: DataFrame) -> DataFrame:
-    """Rebalances with partitions_moved, minimum_moves, stickiness (1 = nothing moved in vain), unowned_partition_ms."""
+    """Return rebalances with partitions_moved, minimum_moves, stickiness (1: no move was unnecessary) and
+    unowned_partition_ms."""
     key = ["group_id", "rebalance"]
     return (
         rebalances.join(minimum_moves(journal, changes), key, "left")

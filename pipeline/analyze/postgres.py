@@ -136,7 +136,7 @@ class SocketSource(Source):
             copied,
             read_options=csv.ReadOptions(column_names=schema.names, block_size=16 << 20),
             parse_options=csv.ParseOptions(newlines_in_values=True),
-            # COPY writes null as nothing and an empty string as "".
+            # COPY writes null as an empty field, and an empty string as "".
             convert_options=csv.ConvertOptions(
                 column_types=schema,
                 null_values=[""],
@@ -176,7 +176,8 @@ def source_of(spark: SparkSession, url: str, schema: str, *, rows_per_split: int
     if found is None:
         return SocketSource(url, schema)
     address, properties = found
-    # The server sends numbers in binary from the first row on, and not only after a statement has run five times.
+    # Let the server send numbers in binary from the first row on. By default it does so only after a statement has run
+    # five times.
     properties["prepareThreshold"] = "-1"
     return JdbcSource(spark, address, properties, schema, rows_per_split=rows_per_split)
 

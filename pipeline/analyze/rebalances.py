@@ -1,6 +1,6 @@
-"""Rebalances: the events of each group cut where one starts, and a row made of every piece.
+"""Rebalances: the events of each group are cut at each start of a rebalance, and each piece becomes a row.
 
-Rebalance 0 is what the journal holds of a group before its first start.
+Piece 0 has the events of a group before its first rebalance.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def _at(kind: str, value: str = "at_ms") -> Column:
 
 
 def numbered_events(event: DataFrame) -> DataFrame:
-    """Adds `rebalance`: how many have started in the group up to and with this row."""
+    """Add `rebalance`: the number of rebalances that have started in the group up to and including this row."""
     so_far = Window.partitionBy("group_id").orderBy("seq").rowsBetween(Window.unboundedPreceding, 0)
     started = F.when(F.col("kind") == "rebalance_started", 1).otherwise(0)
     return event.where(F.col("kind") != "rows_dropped").withColumn("rebalance", F.sum(started).over(so_far).cast("int"))
 
 
 def rebalances(journal: Journal) -> DataFrame:
-    """One row per started rebalance, without what ownership knows (see `ownership.with_moves`)."""
+    """Return a row for each started rebalance, without the columns about ownership (see `ownership.with_moves`)."""
     before = Window.partitionBy("group_id").orderBy("seq").rowsBetween(Window.unboundedPreceding, -1)
     size = F.when(F.col("kind").isin("generation_created", "loaded"), F.col("member_count")).when(
         (F.col("state_after") == "Empty") | (F.col("kind") == "deleted"), F.lit(0)
@@ -101,7 +101,7 @@ def rebalances(journal: Journal) -> DataFrame:
         .withColumn("last_member_id", F.col("last_joined.member_id"))
         .withColumn("last_join_wait_ms", F.col("last_joined.wait_ms"))
     )
-    # A rebalance that another one cut short and the one that cut it are one interruption for who waits.
+    # If another rebalance cuts a rebalance short, both are one interruption for the waiting members.
     chain_begins = F.when(F.lag("outcome").over(by_group) == "superseded", 0).otherwise(1)
     chained = walked.withColumn("chain", F.sum(chain_begins).over(by_group))
     chain = Window.partitionBy("group_id", "chain")
@@ -109,7 +109,7 @@ def rebalances(journal: Journal) -> DataFrame:
 
 
 def storms(rebalances: DataFrame, *, at_least: int = 5, within_ms: int = 60_000) -> DataFrame:
-    """Runs of rebalances of one group in which any `at_least` neighbours started within `within_ms`.
+    """Return runs of rebalances of one group in which any `at_least` neighbours started within `within_ms`.
 
     Two neighbours belong to one storm if some such window holds both.
     """
@@ -118,7 +118,8 @@ def storms(rebalances: DataFrame, *, at_least: int = 5, within_ms: int = 60_000)
         F.col("started_ms") - F.lag("started_ms", at_least - 1).over(order) <= within_ms, F.lit(False)
     ).cast("int")
     windowed = rebalances.withColumn("closes", closes)
-    # Row i lies in a window that closes at i .. i+k-1; rows i-1 and i lie in one that closes at i .. i+k-2.
+    # Row i lies in a window that ends at one of the rows i .. i+k-1. Rows i-1 and i share a window that ends at one of
+    # the rows i .. i+k-2.
     inside = F.max("closes").over(order.rowsBetween(0, at_least - 1)) == 1
     joined = (F.max("closes").over(order.rowsBetween(0, at_least - 2)) == 1) if at_least > 1 else F.lit(False)
     marked = windowed.withColumn("inside", inside).withColumn("breaks", F.when(joined, 0).otherwise(1))

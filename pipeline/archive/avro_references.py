@@ -1,4 +1,4 @@
-"""Avro schemas that refer to others by name, made whole.
+"""Combine an Avro schema with the schemas to which it refers by name.
 
 The one idea: Spark's reader takes one schema, so the first use of a name becomes its definition, and later uses stay
 names, as Avro demands.
@@ -19,14 +19,14 @@ def is_union(schema: Any) -> TypeGuard[list[Any]]:
 
 
 def is_declared(schema: Any) -> TypeGuard[dict[str, Any]]:
-    """Return whether a schema is an object of JSON, and no name."""
+    """Return whether a schema is a JSON object and not a name."""
     return isinstance(schema, dict)
 
 
 def whole(text: str, others: Sequence[str]) -> str:
-    """Return the schema `text` with the definitions of what it uses from `others`.
+    """Return the schema `text` with the definitions of the types that it uses from `others`.
 
-    Raise ValueError if one is no JSON.
+    Raise ValueError if a schema is not JSON.
     """
     definitions: dict[str, dict[str, Any]] = {}
     for each in others:

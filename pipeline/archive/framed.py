@@ -40,7 +40,8 @@ from pipeline.errors import explain
 from pipeline.widening import widen
 
 MAX_SCHEMAS = 200
-"""Schemas in one batch. Bytes that are no schema's id look like one, so there may be any number of these."""
+"""Maximal number of schemas in one batch. Any bytes may look like a schema's id, so a batch may seem to name any number
+of schemas."""
 _ID, _TEXT, _WHY, _RAW, _PROTOBUF = "_schema_id", "_text", "_why", "_raw", "_protobuf"
 _PAYLOAD = "substring(value, 6)"
 # Up to eight message indexes in hex, each a varint of at most two bytes, behind their number as a zigzag varint.
@@ -178,7 +179,8 @@ def _avro(number: int, schema: str, payload: Column, records: DataFrame) -> tupl
 
 
 def _columns(kind: StructType) -> StructType:
-    """Return the fields whose type a column has, as it is or in parts. The values of others are typed as JSON is."""
+    """Return the fields whose columns take their type, or parts of it, from the schema. The values of other fields are
+    typed as JSON is."""
     fields = starmap(
         StructField, ((each.name, _kept(each.dataType)) for each in kind.fields if can_be_column(each.name))
     )

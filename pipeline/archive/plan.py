@@ -173,7 +173,7 @@ def plan(
 
 
 def share(backlog: Sequence[Range], max_records: int) -> list[Range]:
-    """Cut ranges to about `max_records` in all. Each partition keeps its share, and at least one record."""
+    """Cut ranges to about `max_records` in all. Each partition gets its share, and at least one record."""
     total = sum(each.records for each in backlog)
     if total <= max_records:
         return list(backlog)

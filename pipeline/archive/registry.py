@@ -112,7 +112,7 @@ class Registry:
         if path not in self._known:
             found = self._ask(path)
             if found is None:
-                # Not kept: the schema may be registered later.
+                # A missing schema is not remembered, because it may be registered later.
                 return None
             self._known[path] = found
         return self._known[path]

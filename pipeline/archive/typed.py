@@ -45,27 +45,28 @@ from pipeline.widening import MOST_DIGITS, fitted, ladder, widen
 NO_TYPE = StructType()
 CONFLUENT_PREFIX_BYTES = 5
 MAX_DEPTH = 5
-# Columns that inference adds to a struct, nested ones counted. A batch of 400 columns took 20 s on two busy cores, one
-# of 1,000 more than four minutes: the cost rises with the square.
+# Maximal number of columns that inference adds to a struct, nested ones counted. A batch of 400 columns took 20 s on
+# two busy cores, one of 1,000 more than four minutes: the cost rises with the square.
 MAX_FIELDS = 400
 # Delta refuses columns with these characters unless a table maps its columns by name.
 REFUSED_IN_NAMES = frozenset(" ,;{}()\n\t=")
-# A number like 1e2 or -7E+3. Within a text the pattern may match too, which does not change the type of the text.
+# A number like 1e2 or -7E+3. The pattern may also match within a text. That does not change the text's type.
 WHOLE_WITH_EXPONENT = r"(?<=[:\[,\s])(-?\d{1,7})[eE]\+?\d(?=[\s,}\]])"
-# Doubles up to here are whole numbers one by one.
+# Up to this bound, a double can represent every whole number.
 MAX_WHOLE_DOUBLE = 2.0**53
-# A decimal of 38 digits that covers a number's fraction at one of these scales can be compared exactly.
+# If a decimal of 38 digits covers a number's fraction at one of these scales, the number can be compared exactly.
 COMPARED_SCALES = (18, 37)
 _HELD_DATA, _HELD_RESCUED = "_held_data", "_held_rescued"
 
 
 class Typing(Protocol):
     def apply(self, records: DataFrame, stored: StructType) -> DataFrame:
-        """`records` with the columns data, _rescued and reason; `stored` is data's type in the table so far."""
+        """Return `records` with the columns data, _rescued and reason. `stored` is the type of data in the table so
+        far."""
         ...
 
     def mistyped(self, records: DataFrame, stored: StructType) -> DataFrame:
-        """Return the rows whose data or _rescued is not what their value becomes: topic, partition, offset, what.
+        """Return the rows whose data or _rescued is not what their value yields: topic, partition, offset, what.
 
         `records` come from the table, with data of the type `stored`.
         """
@@ -73,7 +74,7 @@ class Typing(Protocol):
 
 
 def stored_type(columns: StructType) -> StructType:
-    """The type of `data` in a table, empty if it has none yet."""
+    """Type of `data` in a table; empty if the table has no such column yet."""
     found = columns[DATA].dataType if DATA in columns.names else NO_TYPE
     return found if isinstance(found, StructType) else NO_TYPE
 
@@ -115,7 +116,8 @@ class AvroTyping:
 
 
 def all_nulls(schema: str) -> bytes | None:
-    """Return the encoding of a record of nothing but nulls, None if a field may not be null or it is no record."""
+    """Return the Avro encoding of a record whose fields are all null. None if a field may not be null, or if the schema
+    is not a record."""
     told: Any = json.loads(schema)
     if not is_declared(told) or told.get("type") != "record":
         return None
@@ -151,13 +153,14 @@ class JsonTyping:
             kind = merge(_struct(widen(stored, given, decimals=self.decimals)), given)
         if self.evolve or not kind.fields:
             found = infer(parsed)
-            # Inference knows no integer narrower than 64 bits, so narrow columns are looked at one by one.
+            # Inference knows no integer narrower than 64 bits, so narrow columns are examined one by one.
             kind = _struct(widen(kind, found, decimals=self.decimals, only=LongType))
             kind = merge(climb(parsed, kind, decimals=self.decimals), found)
         return to_typed(parsed, kind)
 
     def mistyped(self, records: DataFrame, stored: StructType) -> DataFrame:
-        """A record of a time when the table had fewer or narrower columns is right, too: it has them in _rescued."""
+        """A record may have been written when the table had fewer or narrower columns. Then it is right if the values
+        are in _rescued."""
         again = _with_rescued(parse(_set_aside(records)), stored)
         held = F.coalesce(
             F.map_keys(_get(F.try_parse_json(_HELD_RESCUED), "map<string,variant>")), F.array().cast("array<string>")
@@ -189,7 +192,8 @@ def _what(frame: DataFrame, what: Column) -> DataFrame:
 
 
 def parse(records: DataFrame) -> DataFrame:
-    """Adds the column `parsed`, a variant, and `reason` where the value is no JSON object. A null value is neither."""
+    """Add the column `parsed`, a variant, and `reason` if the value is not a JSON object. For a null value, both are
+    null."""
     text = F.col("value").cast(StringType())
     parsed = records.withColumn("parsed", F.try_parse_json(text))
     is_object = F.schema_of_variant("parsed").startswith("OBJECT")
@@ -201,7 +205,8 @@ def parse(records: DataFrame) -> DataFrame:
 def infer(parsed: DataFrame) -> StructType:
     """The type that the objects of `parsed` share; a field of more than one type is text.
 
-    A whole number with an exponent counts as an integer here, or one 1e2 would make an id a double for good.
+    A whole number with an exponent counts as an integer here. Otherwise a single 1e2 would make a column of ids a
+    double for ever.
     """
     text = F.col("value").cast(StringType())
     without = F.try_parse_json(F.regexp_replace(text, WHOLE_WITH_EXPONENT, "$1"))
@@ -212,7 +217,7 @@ def infer(parsed: DataFrame) -> StructType:
 
 
 def struct_words(text: str) -> str:
-    """A variant's type in the words of Spark's DDL; names in backticks stay as they are."""
+    """Return a variant's type in the form of Spark's DDL, with the names in backticks unchanged."""
     pieces = re.split(r"(`(?:[^`]|``)*`)", text)
     return "".join(
         piece if piece.startswith("`") else re.sub(r"\bOBJECT<", "STRUCT<", piece).replace("STRUCT<>", "VOID")
@@ -244,10 +249,10 @@ def settle(kind: DataType, depth: int = 0) -> DataType:
 
 
 def merge(stored: StructType, found: DataType) -> StructType:
-    """`stored` with the fields that only `found` has. A field of both keeps its stored type."""
+    """Return `stored` with the fields that only `found` has. A field that both have keeps its stored type."""
     if not isinstance(found, StructType):
         return stored
-    # Delta takes names that differ in case only for the same column.
+    # Delta treats names that differ only in case as the same column.
     held = {field.name.lower(): field for field in stored.fields}
     fields: list[StructField] = []
     for field in stored.fields:
@@ -264,9 +269,9 @@ def merge(stored: StructType, found: DataType) -> StructType:
 
 
 def climb(parsed: DataFrame, kind: StructType, *, decimals: bool) -> StructType:
-    """Return `kind` with its narrow numbers as wide as the values of `parsed` need them.
+    """Return `kind` with its narrow numbers widened for the values of `parsed`.
 
-    Only a given schema has such columns; without one the job reads nothing.
+    Only a given schema has such columns; without a given schema the job reads no values.
     """
     steps = [step for field in kind.fields for step in _steps(field.dataType, (field.name,), decimals)]
     if not steps:
@@ -281,7 +286,7 @@ def climb(parsed: DataFrame, kind: StructType, *, decimals: bool) -> StructType:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A narrow number in `data`. `height` is the step of the ladder that a variant's value needs, null for none."""
+    """A narrow number in `data`. `height` is the step of the ladder that a variant's value needs; null for none."""
 
     path: tuple[str, ...]
     """Names of fields; an empty one stands for an array's elements."""
@@ -361,15 +366,16 @@ def _merge_types(stored: DataType, found: DataType) -> DataType:
 
 
 def to_typed(parsed: DataFrame, kind: StructType) -> DataFrame:
-    """Columns data and _rescued from `parsed`."""
+    """Return the columns data and _rescued for `parsed`."""
     text = F.when(F.size(RESCUED) > 0, F.to_json(RESCUED))
     return _with_rescued(parsed, kind).withColumn(RESCUED, text).drop("parsed", "members")
 
 
 def _with_rescued(parsed: DataFrame, kind: StructType) -> DataFrame:
-    """Columns data, `members`, the fields of the value, and _rescued, those that do not fit, both maps of variants."""
+    """Return three columns: data; `members`, the fields of the value; and _rescued, the fields that do not fit. The
+    last two are maps of variants."""
     good = F.col("parsed").isNotNull() & F.col("reason").isNull()
-    # A column of its own: Spark would otherwise build the map once for every field.
+    # The map is a column of its own. Otherwise Spark would build it once for every field.
     typed = parsed.withColumn("members", F.when(good, F.expr("try_variant_get(parsed, '$', 'map<string,variant>')")))
     members = F.col("members")
     at = {field.name: F.try_element_at(members, F.lit(field.name)) for field in kind.fields}
@@ -408,7 +414,7 @@ def _member(value: Column, name: str) -> Column:
 
 
 def cast(value: Column, kind: DataType) -> Column:
-    """A variant as `kind`, null where it does not fit."""
+    """Return a variant as `kind`; null if it does not fit."""
     if isinstance(kind, StructType):
         members = [cast(_member(value, field.name), field.dataType).alias(field.name) for field in kind.fields]
         return F.when(F.schema_of_variant(value).startswith("OBJECT"), F.struct(*members))
@@ -468,7 +474,7 @@ def _fraction_digits(value: Column) -> Column:
 
 
 def _is_as_written(value: Column, kind: DataType) -> Column:
-    """Return whether a binary number, written as short as it can be, is the decimal number of the text."""
+    """Return whether a binary number, in its shortest decimal form, equals the decimal number of the text."""
     text, binary = _get(value, "string"), _get(value, kind.simpleString()).cast("string")
     same = [
         (_fraction_digits(value) <= scale)

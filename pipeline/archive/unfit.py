@@ -22,9 +22,9 @@ from pipeline.schema import TIMESTAMP_TYPES
 # Spark counts microseconds in 64 bits.
 MAX_MS = (2**63 - 1) // 1000
 MAX_UNFIT = 1_000
-"""Such records of a batch: the driver holds them."""
+"""Maximal number of such records in a batch, because the driver holds them in memory."""
 MAX_HOLES = 32
-"""Holes in a range: the connector reads each piece between two holes separately."""
+"""Maximal number of holes in a range: the connector reads each piece between two holes separately."""
 CHUNK_RECORDS = 10_000
 POLL_SECONDS, SILENCE_SECONDS = 1.0, 60.0
 
@@ -40,7 +40,8 @@ def is_cause(error: Exception) -> bool:
 
 @dataclass(slots=True)
 class Found:
-    """`holes` in the ranges of a batch, the dead letters from them, and the ranges as far as they were looked at."""
+    """The result of a search: the `holes` in a batch's ranges, the dead letters for them, and the searched parts of the
+    ranges."""
 
     holes: list[Range] = field(default_factory=list[Range])
     letters: list[Row] = field(default_factory=list[Row])
@@ -96,7 +97,7 @@ def _messages(consumer: Consumer, part: Range) -> Iterator[Message]:
     while position < part.end:
         messages = consumer.consume(min(CHUNK_RECORDS, part.end - position), POLL_SECONDS)
         if not messages:
-            # Offsets without a record at the end of the range: the position passes them, and nothing arrives.
+            # The range may end with offsets that have no record. The position passes them, and no message arrives.
             here = consumer.position([where])[0].offset
             if here != OFFSET_INVALID and here >= part.end:
                 return

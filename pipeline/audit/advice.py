@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.analyze.findings import counted, seconds
 
 UNEVEN = 1.5
-"""A partition with so many times its even share is reported."""
+"""A partition is reported if it has this many times its even share."""
 HOT_KEY = 0.1
 MUCH_SMALLER = 2.0
 

@@ -28,7 +28,7 @@ BATCH_WORDS = "200 records"
 
 
 def write_audit(folder: Path, found: dict[str, dict[str, Any]]) -> list[Path]:
-    """audit.html, and a picture per topic. Gives the pictures."""
+    """Write audit.html and a picture per topic. Return the paths of the pictures."""
     sections = "".join(_topic(name, told) for name, told in sorted(found.items()))
     (folder / "audit.html").write_text(
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>What is in the topics</title>'
@@ -93,7 +93,7 @@ def span_words(ms: int) -> str:
 
 
 def _columns_over_time(spans: Sequence[dict[str, Any]], column: str, label: str, unit: str) -> str:
-    """Draw a bar per span of time. A span without records stays empty."""
+    """Draw a bar per span of time. No bar is drawn for a span without records."""
     drawing = Drawing(190, label)
     span_ms = spans[0]["span_ms"]
     begins, ends = spans[0]["begins_ms"], spans[-1]["begins_ms"] + span_ms
@@ -125,7 +125,7 @@ def _keys(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _key(hexadecimal: str) -> str:
-    """Readable if it is text, else as it is."""
+    """Return bytes as text if they are readable, else in hexadecimal digits."""
     try:
         text = bytes.fromhex(hexadecimal).decode()
     except UnicodeDecodeError:
@@ -140,7 +140,7 @@ def _bars(rows: list[tuple[str, int]], label: str, axis: str) -> str:
     values = ticks(max(value for _, value in rows))
     drawing.value_axis(values, 10, 176)
     step = (WIDTH - LEFT - RIGHT) / len(rows)
-    # A name takes about 7 units a letter.
+    # A letter of a name takes about 7 units.
     skip = max(1, math.ceil(max(len(name) for name, _ in rows) * 7 / step))
     for number, (name, value) in enumerate(rows):
         high = 166 * value / values[-1]

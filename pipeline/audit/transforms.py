@@ -6,7 +6,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 LATE_MS = 1_000
-"""A record is late if one this much younger lies before it in its partition."""
+"""A record is late if an earlier record of its partition is younger by this much."""
 SIZE_CLASSES = 24
 _SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
 SPANS_MS = (

@@ -1,6 +1,6 @@
 """`make pipeline-demo`: a gateway, a million real records, archive, verify, audit, consumer groups, analyze, one page.
 
-Everything is started as a user starts it, by its command, in a folder of its own; the gateway ends with the demo, the
+Each part is started by its command, as a user starts it, in a folder of its own. The gateway ends with the demo. The
 archive, the tables and the pictures stay.
 """
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trace", action="store_true")
     given = parser.parse_args(arguments)
     lines = Progress("demo")
-    # Asked to end, the demo still ends its gateway.
+    # If the user interrupts the demo, it still ends its gateway.
     signal.signal(signal.SIGTERM, _ended)
     try:
         return Demo(given, lines).run()
@@ -162,7 +162,7 @@ class Demo:
         failures: list[str] = []
         sent = 0
         taken = islice(feed, most)
-        first = next(taken, None)  # reading the data set takes seconds that are not the gateway's
+        first = next(taken, None)  # Reading the data set takes seconds, which must not count as the gateway's.
         started = said = time.monotonic()
         for key, value in chain((first,), taken) if first is not None else ():
             while True:
@@ -190,7 +190,7 @@ class Demo:
         return sent
 
     def _groups(self, feed: Iterator[tuple[bytes, bytes]]) -> int:
-        """Members come and go while records do; one leaves with work that it has not committed."""
+        """Members join and leave while records are produced. One member leaves with uncommitted work."""
         log = Log()
 
         def member(name: str) -> Member:
@@ -248,7 +248,7 @@ class Demo:
         self._job("analyze", "--delivery-only", str(self._out / "delivery"), "--out", str(report))
 
     def _job(self, name: str, *arguments: str, may_fail: bool = False) -> int:
-        """Runs `sluice-pipeline NAME`, its lines among ours. PipelineError if it fails."""
+        """Run `sluice-pipeline NAME` and print its lines among our own. PipelineError if it fails."""
         started = time.monotonic()
         command = [
             sys.executable,

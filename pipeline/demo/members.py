@@ -1,7 +1,7 @@
-"""Consumers of the demonstration: real members of a real group, that come, go, and one day do not commit.
+"""Consumers of the demonstration: real members of a real group that join and leave. One of them stops committing.
 
-Each logs what it processed (analyze --delivery reads it), so what a rebalance cost is known exactly and not only as far
-as a coordinator can see it.
+Each member logs what it processed, and `analyze --delivery` reads these logs. So the cost of a rebalance is known
+exactly. A coordinator alone could only estimate it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Log:
 
 
 class Member:
-    """One consumer on a thread of its own. `commits` may be switched off: what it processes then is processed again."""
+    """One consumer on a thread of its own. If `commits` is switched off, other members process its records again."""
 
     def __init__(self, bootstrap: str, group_id: str, topic: str, name: str, log: Log, **settings: Any) -> None:
         self.name, self.commits, self.processed = name, True, 0
@@ -88,12 +88,12 @@ class Member:
         return self
 
     def wait_until_assigned(self) -> None:
-        """RuntimeError if it has no partition after a while."""
+        """Wait until the member has a partition. Raise RuntimeError if that takes too long."""
         if not self._assigned.wait(JOIN_SECONDS):
             raise RuntimeError(f"{self.name} was given no partition within {JOIN_SECONDS:.0f} s")
 
     def end(self) -> None:
-        """Leaves the group. Raises what ended the member before."""
+        """Leave the group. Raise the error that ended the member before, if there is one."""
         self._ended.set()
         self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive():
@@ -115,8 +115,8 @@ class Member:
         self._assigned.set()
 
     def _leave(self) -> None:
-        """Lets go of the partitions, then closes: librdkafka waits for ever, and keeps the interpreter's lock, where it
-        closes a consumer to which a rebalance is just told (confluentinc/librdkafka#4884)."""
+        """Release the partitions, then close. If librdkafka closes a consumer that is just learning of a rebalance, it
+        waits for ever and keeps the interpreter's lock (confluentinc/librdkafka#4884)."""
         self._consumer.unsubscribe()
         deadline = time.monotonic() + JOIN_SECONDS
         while self._consumer.assignment():
@@ -138,7 +138,7 @@ class Member:
 
     @staticmethod
     def _forgivingly(commit: Callable[[], object]) -> None:
-        """A commit that a rebalance refuses is the story the demonstration tells."""
+        """A rebalance may refuse this commit. The demonstration shows exactly that."""
         try:
             commit()
         except KafkaException as error:

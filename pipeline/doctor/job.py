@@ -123,7 +123,7 @@ def _write_table(arguments: argparse.Namespace, path: str, lines: Lines) -> str:
 
 
 def _check_folder(folder: Path) -> None:
-    """PipelineError if the user may not create a table in a folder, or in its first parent that exists."""
+    """Raise PipelineError if the user may not create a table in the folder, or in its nearest parent that exists."""
     there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     if not there.is_dir():
         raise PipelineError(f"{there} is not a folder.", "Name another place for the table.")

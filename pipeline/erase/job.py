@@ -221,7 +221,8 @@ class Erasure:
         except (OSError, UnicodeDecodeError) as error:
             raise PipelineError(f"The manifest cannot be read: {error}.", "Check --manifest.") from error
         if manifest.signature is not None:
-            # Ed25519 signs a text always alike, so the private key alone says whether it signed the manifest.
+            # Ed25519 always yields the same signature of a text, so the private key shows whether it signed the
+            # manifest.
             text = manifest_job.signed_text(manifest)
             if sign is None or signature.sign(self._spark, text, sign) != manifest.signature:
                 by = "is signed, but no key is given" if sign is None else f"is not signed with the key of {sign}"

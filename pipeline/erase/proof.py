@@ -62,7 +62,7 @@ class Proof:
 
     @staticmethod
     def from_json(text: str, name: str) -> Proof:
-        """PipelineError if the text is no proof of this version, or has been changed."""
+        """Raise PipelineError if the text is not a proof of this version, or was changed."""
         try:
             told: dict[str, Any] = json.loads(text)
             version, root = told.pop("sluice_erasure"), told.pop("root")
@@ -82,7 +82,7 @@ def sha256_of(key: bytes) -> str:
 
 
 def spans(places: Iterable[tuple[int, int]]) -> dict[str, list[list[int]]]:
-    """Return runs of consecutive offsets by partition, from partitions and offsets."""
+    """Return runs of consecutive offsets by partition, from a list of partitions and offsets."""
     found: dict[str, list[list[int]]] = {}
     for partition, group in groupby(sorted(set(places)), key=lambda place: place[0]):
         runs = found.setdefault(str(partition), [])

@@ -39,7 +39,7 @@ def expected(targeted: DataFrame, *, keep_timestamps: bool) -> DataFrame:
     """Return `OUT` of the archive's records, which have their targets beside them."""
     milliseconds = F.unix_millis("timestamp")
     mark = F.concat_ws("/", "topic", F.col("partition"), F.col("offset"), milliseconds)
-    # A time of 1970 or before becomes the time of writing.
+    # A timestamp of 1970 or earlier is replaced by the time of writing.
     time = F.when(milliseconds > 0, milliseconds).otherwise(0) if keep_timestamps else F.lit(0)
     return targeted.select(
         *KEYS,
@@ -84,7 +84,7 @@ class MarkedReader:
 
 
 def totals(records: DataFrame) -> DataFrame:
-    """Return the number of records and their sums per target partition."""
+    """Return, for each target partition, the number of its records and their sums."""
     weight = F.crc32(F.col("mark").cast("binary")) % WEIGHTS + 1
     # A time has up to 54 bits, so a product with the weight needs the remainder first.
     weighted = {name: F.pmod(F.pmod(name, F.lit(MODULUS)) * weight, F.lit(MODULUS)) for name in SUMS}

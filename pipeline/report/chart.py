@@ -1,4 +1,4 @@
-"""Charts as SVG text: what a page can show without a script, a font or a network.
+"""Charts as SVG text, which a page shows without a script, a font or a network.
 
 The one idea: a chart is drawn in units of its viewBox and takes its colours from the page's CSS classes (c0..c7, grid,
 ink), so one drawing serves light and dark.
@@ -36,7 +36,7 @@ def number_label(value: float) -> str:
 
 
 def ticks(greatest: float) -> list[float]:
-    """Round values from 0 to at least `greatest`, about four of them."""
+    """Return about four round values from 0 to at least `greatest`."""
     if greatest <= 0:
         return [0, 1]
     raw = greatest / 4
@@ -46,7 +46,7 @@ def ticks(greatest: float) -> list[float]:
 
 
 class Drawing:
-    """SVG text of one chart, `height` high."""
+    """Return the SVG text of one chart with this `height`."""
 
     def __init__(self, height: float, label: str) -> None:
         self._height, self._label, self._parts = height, label, list[str]()

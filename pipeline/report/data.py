@@ -1,6 +1,6 @@
 """Collect the values that page and pictures show from the tables of an analysis; every list is bounded.
 
-Groups are shown in the order of trouble: time without an owner, then records processed twice.
+Groups with most trouble come first: by time without an owner, then by records processed twice.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MOST_MOVES = 200
 
 COSTS = (("duplicates_min", "twice, at least"), ("duplicates_max", "twice, at most"), ("skipped", "passed over"))
 COSTS_BY_MEMBERS = (("duplicates", "twice, say members' logs"), ("gap_records", "by nobody, say members' logs"))
-"""Costs of a move by column: bounds from the journal, exact values from members' own logs."""
+"""Costs of a move by column. The journal yields bounds, and members' own logs yield exact values."""
 
 
 @dataclass
 class Stretch:
-    """A member held the partition of this row from one moment to another."""
+    """An interval in which a member held the partition of this row."""
 
     row: int
     member: int
@@ -48,21 +48,22 @@ class GroupData:
     members: list[str] = field(default_factory=list[str])
     stretches: list[Stretch] = field(default_factory=list[Stretch])
     lag: list[tuple[str, list[tuple[int, int]]]] = field(default_factory=list[tuple[str, list[tuple[int, int]]]])
-    """(topic-partition, [(ms, greatest lag)]), the most behind first."""
+    """(topic-partition, [(ms, greatest lag)]), the partition with the greatest lag first."""
     moves: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     left_out: list[str] = field(default_factory=list[str])
     """Sentences about data that is not shown."""
 
 
 def costs_of(moves: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Those that any of `moves` has a number for, what is exact first; a bound that is nothing anywhere is left out."""
+    """Return the cost columns in which any of `moves` has a value, exact ones first. A bound that is zero everywhere is
+    left out."""
     return [
         (name, words) for name, words in (*COSTS_BY_MEMBERS, *COSTS) if any(move.get(name) for move in moves)
     ]  # fmt: skip
 
 
 def cost(move: dict[str, Any]) -> int:
-    """The most that a move is known to have cost, in records; what bounds it from above is not known."""
+    """Return the greatest cost of a move that is proved, in records. An upper bound does not count."""
     return max(move.get(name) or 0 for name, _ in (*COSTS_BY_MEMBERS, *COSTS) if name != "duplicates_max")
 
 
@@ -126,13 +127,13 @@ def _of(table: DataFrame, names: Sequence[str]) -> DataFrame:
 
 
 def _by_group(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """`rows` in the order of their group, group by group."""
+    """Return `rows` by group, each in its order."""
     for name, mine in groupby(rows, key=lambda row: row.group_id):
         yield name, list(mine)
 
 
 def _first(table: DataFrame, most: int, *order: Column | str) -> list[Row]:
-    """Return the first `most` rows of each group, and one more if a group has more, in one query."""
+    """Return the first `most` rows of each group by one query, and one more row if a group has more."""
     rank = Window.partitionBy("group_id").orderBy(*order)
     return (
         table.withColumn("rank", F.row_number().over(rank))

@@ -1,7 +1,7 @@
-"""The report as one HTML file: no script is needed, nothing is fetched, it reads in light and in dark.
+"""The report as one HTML file. It needs no script, fetches nothing, and has a light and a dark style.
 
-The one idea: what the page says first are the findings; charts follow per group, each with the moments of its
-rebalances, so that a peak of lag is seen beside its cause.
+The one idea: the page begins with the findings. Charts follow for each group. Each chart marks the group's rebalances,
+so that a reader sees a peak of lag beside its cause.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ STYLE = files("pipeline.report").joinpath("style.css").read_text(encoding="utf-8
 FIRST_FINDINGS = 10
 MOST_NAMES = 24
 PERIOD_MS = 7 * 86_400_000
-"""A period whose ends are named by day, hour and minute."""
+"""A length of time for which `time_label` shows day, hour and minute."""
 MOST_WIDE = 120
-"""Width of a move's bar; a bar this wide has a name."""
+"""Maximal width of a move's bar. Only bars of this width show a name."""
 
 TOTALS = (
     ("groups", "groups", "that had a rebalance"),
@@ -237,7 +237,7 @@ def durations(group: GroupData) -> str:
         if rebalance["outcome"] == "superseded":
             middle = LEFT + (number + 0.5) * step
             drawing.line(middle, 10, middle, 196, "bad")
-    # A number takes about 7 units a digit.
+    # A digit of a number takes about 7 units.
     skip = max(1, math.ceil(len(str(group.rebalances[-1]["rebalance"])) * 7 / step))
     for number, rebalance in list(enumerate(group.rebalances))[::skip]:
         drawing.text(LEFT + (number + 0.5) * step, 214, str(rebalance["rebalance"]), "middle")

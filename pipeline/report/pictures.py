@@ -1,4 +1,4 @@
-"""The same charts as PNG files, for mails and tickets: drawn by matplotlib, without a display."""
+"""The same charts as PNG files, for mails and tickets. matplotlib draws them without a display."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PALETTE = ("#0072b2", "#d98200", "#009e73", "#b4508c", "#4ea5d9", "#c4430c", "#8
 MOST_GROUPS = 6
 DOTS_PER_INCH = 110
 ROW_INCHES = 0.16
-"""Height of a partition among many."""
+"""Height of a partition's line in a chart of many partitions."""
 
 
 def write_pictures(folder: Path, data: ReportData) -> list[Path]:
-    """ownership-*.png, lag-*.png, rebalances-*.png and moves-*.png of the groups with most trouble."""
+    """Write ownership-*.png, lag-*.png, rebalances-*.png and moves-*.png for the groups with most trouble."""
     written: list[Path] = []
     for number, group in enumerate(data.groups[:MOST_GROUPS], start=1):
         for kind, draw, worth in (
@@ -74,11 +74,11 @@ def _time_axis(axes: Any, group: GroupData) -> None:
 
 
 Bar = tuple[float, float, float, float]
-"""Left, bottom, width, height, in the axes' own units."""
+"""Left, bottom, width and height, in the units of the axes."""
 
 
 def _bars(axes: Any, bars: list[Bar], color: str, label: str | None = None) -> None:
-    """All of one color as one artist: thousands of bars, each an artist of its own, take matplotlib many seconds."""
+    """Bars of one color are one artist. With an artist for each of thousands of bars, matplotlib takes many seconds."""
     corners = [
         ((left, low), (left, low + high), (left + wide, low + high), (left + wide, low))
         for left, low, wide, high in bars
@@ -117,7 +117,7 @@ def _lag(axes: Any, group: GroupData) -> None:
     axes.set_ylim(bottom=0)
     axes.set_ylabel("records behind")
     axes.yaxis.set_major_formatter(THOUSANDS)
-    # Below the axes, where it hides no line.
+    # The legend is below the axes, where it hides no line.
     axes.legend(fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.12))
     axes.set_title(f"{group.group_id}: lag (dotted: a rebalance starts)")
     _time_axis(axes, group)

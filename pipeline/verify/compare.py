@@ -82,10 +82,10 @@ def pieces(ranges: Iterable[Range]) -> list[Range]:
 
 
 def tasks(pieces: int, records: int, cores: int) -> int:
-    """Return the number of tasks that read so many pieces.
+    """Return the number of tasks that should read so many pieces.
 
-    A task per piece, so that no core waits long for the last. If there are many, several share a task, because each
-    task makes a consumer of its own.
+    There is a task per piece, so that no core waits long for the last one. If there are many pieces, several share a
+    task, because each task makes a consumer of its own.
     """
     enough = max(TASKS_PER_CORE * cores, min(pieces // TASK_PIECES, records // TASK_RECORDS))
     return max(1, min(pieces, enough))

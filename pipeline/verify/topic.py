@@ -74,7 +74,8 @@ class TopicReader:
                 "isolation.level": "read_committed" if self.read_committed else "read_uncommitted",
                 "check.crcs": "true",
                 "fetch.queue.backoff.ms": "5",
-                # Few large answers cost the broker least; but what is read ahead behind a piece's end is thrown away.
+                # A few large answers cost the broker least. But records that are read ahead beyond a piece's end are
+                # discarded.
                 "max.partition.fetch.bytes": str(4 << 20),
                 "queued.min.messages": "20000",
                 "queued.max.messages.kbytes": "32768",
@@ -120,7 +121,8 @@ def _read(consumer: Consumer, topic: str, partition: int, start: int, end: int) 
             continue
         heard = time.monotonic()
         times = _times(messages)
-        # A message that is an error has no timestamp, and few records have none. So errors are searched only then.
+        # A message that is an error has no timestamp, and few records have none. So errors are searched only if a
+        # timestamp is missing.
         ended = False
         if not times[:, 0].all():
             errors = [error for error in map(_error, messages) if error is not None]

@@ -41,6 +41,6 @@ def _load(api_key: ApiKey) -> None:
     try:
         import_module(name)
     except ModuleNotFoundError as error:
-        # Kafka has keys that Sluice declares no message for, for instance those of telemetry.
+        # Sluice declares no message for some of Kafka's keys, for instance those of telemetry.
         if error.name != name:
             raise

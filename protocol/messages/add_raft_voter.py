@@ -1,4 +1,4 @@
-"""AddRaftVoter: one more controller that votes on the metadata log (KIP-853, KIP-1186)."""
+"""AddRaftVoter: add a controller to the voters of the metadata log (KIP-853, KIP-1186)."""
 
 from __future__ import annotations
 

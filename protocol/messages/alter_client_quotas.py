@@ -1,4 +1,4 @@
-"""AlterClientQuotas: set and take away quotas of users and clients (KIP-546)."""
+"""AlterClientQuotas: set and remove quotas of users and clients (KIP-546)."""
 
 from __future__ import annotations
 

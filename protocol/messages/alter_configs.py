@@ -1,4 +1,4 @@
-"""AlterConfigs: replace all the settings of resources; what is not named falls back to its default."""
+"""AlterConfigs: replace all settings of resources. A setting that the request does not name returns to its default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AlterPartitionReassignments: which brokers are to hold a partition's replicas (KIP-455, KIP-860)."""
+"""AlterPartitionReassignments: choose the brokers of a partition's replicas (KIP-455, KIP-860)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AlterReplicaLogDirs: into which of its directories a broker is to put replicas (KIP-113)."""
+"""AlterReplicaLogDirs: move replicas to other directories of a broker (KIP-113)."""
 
 from __future__ import annotations
 

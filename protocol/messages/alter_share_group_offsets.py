@@ -1,4 +1,4 @@
-"""AlterShareGroupOffsets: where an empty share group is to begin (KIP-932)."""
+"""AlterShareGroupOffsets: set the offsets at which an empty share group begins (KIP-932)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AlterUserScramCredentials: by which salted passwords users authenticate (KIP-554)."""
+"""AlterUserScramCredentials: set and delete the salted passwords by which users authenticate (KIP-554)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ApiVersions: the first request of a connection; which APIs and versions are served.
+"""ApiVersions: the first request of a connection, answered with the served APIs and versions.
 
 Version 3 names the client's software and brings features as tagged fields; 4 lets a feature's lowest level be 0.
 Version 5 names the cluster and the node that the client means to speak to (KIP-1242).

@@ -1,6 +1,6 @@
 """ConsumerGroupDescribe: state, epochs, members, assignments and targets of KIP-848 groups.
 
-Version 1 tells which protocol each member speaks.
+Version 1 adds the protocol that each member speaks.
 """
 
 from __future__ import annotations

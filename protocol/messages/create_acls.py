@@ -1,4 +1,4 @@
-"""CreateAcls: ACLs to be made."""
+"""CreateAcls: create ACLs."""
 
 from __future__ import annotations
 

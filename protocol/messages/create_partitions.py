@@ -1,4 +1,4 @@
-"""CreatePartitions: raise the number of a topic's partitions (KIP-195).
+"""CreatePartitions: increase the number of a topic's partitions (KIP-195).
 
 Version 3 admits the code THROTTLING_QUOTA_EXCEEDED.
 """

@@ -1,4 +1,4 @@
-"""DeleteAcls: filters, each of which names the ACLs that are to go."""
+"""DeleteAcls: delete the ACLs that match filters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeleteShareGroupOffsets: forget what an empty share group knows of topics (KIP-932)."""
+"""DeleteShareGroupOffsets: forget the positions of an empty share group in topics (KIP-932)."""
 
 from __future__ import annotations
 

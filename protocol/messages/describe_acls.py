@@ -1,4 +1,4 @@
-"""DescribeAcls: which ACLs match a filter."""
+"""DescribeAcls: list the ACLs that match a filter."""
 
 from __future__ import annotations
 

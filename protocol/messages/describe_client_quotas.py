@@ -1,4 +1,4 @@
-"""DescribeClientQuotas: who has which quotas (KIP-546)."""
+"""DescribeClientQuotas: list the quotas of users and clients (KIP-546)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DescribeLogDirs: what partitions occupy on disk, per log directory (KIP-113).
+"""DescribeLogDirs: the sizes of partitions on disk, per log directory (KIP-113).
 
 Version 3 brings an error for the whole answer, 4 the size of the volume (KIP-827),
 5 whether the directory takes no new partitions (KIP-1066).

@@ -1,4 +1,4 @@
-"""DescribeProducers: who has been producing to partitions, and where their open transactions start (KIP-664)."""
+"""DescribeProducers: list the producers of partitions, and the starts of their open transactions (KIP-664)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""DescribeQuorum: who leads the metadata log, and how far each node follows it (KIP-595).
+"""DescribeQuorum: the leader of the metadata log, and how far each node follows it (KIP-595).
 
-Version 1 brings when a node was last heard of (KIP-836), 2 directories and the addresses of voters (KIP-853).
+Version 1 adds the time at which a node was last heard from (KIP-836), version 2 directories and the addresses of voters
+(KIP-853).
 """
 
 from __future__ import annotations

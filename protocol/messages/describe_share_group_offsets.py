@@ -1,4 +1,4 @@
-"""DescribeShareGroupOffsets: where share groups stand in their partitions (KIP-932). Version 1 brings the lag."""
+"""DescribeShareGroupOffsets: the positions of share groups in their partitions (KIP-932). Version 1 adds the lag."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DescribeTransactions: the state of transactional ids and the partitions of what they have open (KIP-664)."""
+"""DescribeTransactions: the states of transactional ids, and the partitions of their open transactions (KIP-664)."""
 
 from __future__ import annotations
 

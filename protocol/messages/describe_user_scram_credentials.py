@@ -1,4 +1,4 @@
-"""DescribeUserScramCredentials: which mechanisms users have a password for (KIP-554)."""
+"""DescribeUserScramCredentials: the mechanisms for which users have a password (KIP-554)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """EndTxn: commit or abort a transaction.
 
-Version 2 admits the code PRODUCER_FENCED, 4 TRANSACTION_ABORTABLE. With 5 every transaction raises the epoch; the
-answer tells by which id and epoch its producer goes on (KIP-890).
+Version 2 admits the code PRODUCER_FENCED, 4 TRANSACTION_ABORTABLE. From version 5 on every transaction raises the
+epoch, and the response contains the id and epoch with which the producer continues (KIP-890).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ExpireDelegationToken: a token ends at another time, or at once (KIP-48)."""
+"""ExpireDelegationToken: change the time at which a token ends, or end it at once (KIP-48)."""
 
 from __future__ import annotations
 

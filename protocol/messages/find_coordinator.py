@@ -1,4 +1,4 @@
-"""FindCoordinator: which node coordinates a group or a transactional id.
+"""FindCoordinator: find the node that coordinates a group or a transactional id.
 
 Version 1 brings the key's type, 4 many keys in one request (KIP-699), 5 the code TRANSACTION_ABORTABLE, 6 share groups
 (KIP-932).

@@ -1,7 +1,8 @@
-"""JoinGroup: enter a classic group, or a new round of it, and wait until the round is complete.
+"""JoinGroup: join a classic group, or rejoin it for its next generation, and wait until all members have joined.
 
-Version 1 splits the rebalance timeout from the session's, 4 hands out the member id first (KIP-394), 5 brings static
-members (KIP-345), 7 the protocol type (KIP-559), 8 reasons (KIP-800), 9 lets a leader skip the assignment (KIP-814).
+Version 1 separates the rebalance timeout from the session timeout, 4 hands out the member id first (KIP-394), 5 brings
+static members (KIP-345), 7 the protocol type (KIP-559), 8 reasons (KIP-800), 9 lets a leader skip the assignment
+(KIP-814).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ListPartitionReassignments: which replicas are being moved (KIP-455)."""
+"""ListPartitionReassignments: list the replicas that are being moved (KIP-455)."""
 
 from __future__ import annotations
 

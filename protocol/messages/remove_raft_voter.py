@@ -1,4 +1,4 @@
-"""RemoveRaftVoter: one controller less that votes on the metadata log (KIP-853)."""
+"""RemoveRaftVoter: remove a controller from the voters of the metadata log (KIP-853)."""
 
 from __future__ import annotations
 

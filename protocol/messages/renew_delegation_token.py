@@ -1,4 +1,4 @@
-"""RenewDelegationToken: a token holds for longer (KIP-48)."""
+"""RenewDelegationToken: prolong a token (KIP-48)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SaslHandshake: which mechanism a client will authenticate by (KIP-43). It was never made flexible."""
+"""SaslHandshake: choose the mechanism of the authentication (KIP-43). It was never made flexible."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""ShareGroupHeartbeat: the one request by which members of a share group (KIP-932) join, live and leave.
+"""ShareGroupHeartbeat: the one request by which members of a share group (KIP-932) join, stay alive and leave.
 
-Version 0 was early access and is gone. Nulls say "as before".
+Version 0 was early access and is gone. Null means "as before".
 """
 
 from __future__ import annotations

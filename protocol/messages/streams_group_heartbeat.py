@@ -1,6 +1,6 @@
 """StreamsGroupHeartbeat: how an instance of Kafka Streams joins its group (KIP-1071), reports its tasks, and leaves.
 
-Null says "as before"; the topology comes with the first request alone. Version 1 knows static members, measures the
+Null means "as before". Only the first request contains the topology. Version 1 knows static members, measures the
 acceptable lag in 64 bits, and may ask for a description of the topology.
 """
 

@@ -1,4 +1,4 @@
-"""StreamsGroupTopologyDescriptionUpdate: an application describes the nodes of its topology."""
+"""StreamsGroupTopologyDescriptionUpdate: describe the nodes of an application's topology."""
 
 from __future__ import annotations
 

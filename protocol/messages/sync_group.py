@@ -1,4 +1,4 @@
-"""SyncGroup: the leader hands in the assignment of a round, every member waits for its own part.
+"""SyncGroup: the leader sends the assignment of a generation, and every member waits for its own part.
 
 Version 3 brings static members (KIP-345), 5 protocol type and name to check against (KIP-559).
 """

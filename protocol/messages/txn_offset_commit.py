@@ -1,4 +1,4 @@
-"""TxnOffsetCommit: offsets of a group that count once the transaction commits.
+"""TxnOffsetCommit: commit offsets of a group, effective when the transaction commits.
 
 Version 2 brings leader epochs (KIP-320), 3 the group's member and generation (KIP-447), 4 the code
 TRANSACTION_ABORTABLE. With 5 AddOffsetsToTxn need not come first (KIP-890). Version 6 names

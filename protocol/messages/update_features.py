@@ -1,7 +1,7 @@
-"""UpdateFeatures: set the levels by which clients and brokers go (KIP-584).
+"""UpdateFeatures: set the levels of features (KIP-584).
 
-Version 0 says only whether a level may be lowered, 1 how, and may ask without doing (KIP-778). Version 2 answers with
-one code for all.
+Version 0 only says whether a level may be lowered. Version 1 says how, and may only validate the request (KIP-778).
+Version 2 answers with one code for all features.
 """
 
 from __future__ import annotations

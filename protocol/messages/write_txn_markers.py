@@ -1,7 +1,7 @@
-"""WriteTxnMarkers: end transactions in the logs of their partitions. Brokers say it to each other, administrators to
-end a transaction that hangs (KIP-664).
+"""WriteTxnMarkers: end transactions in the logs of their partitions. Brokers send it to each other. Administrators send
+it to end a transaction that hangs (KIP-664).
 
-Version 1 is the oldest left. Version 2 tells by which `transaction.version` a transaction began (KIP-1228).
+Version 1 is the oldest left. Version 2 contains the `transaction.version` of each transaction (KIP-1228).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
--- Changes of the catalog. Each locks the cluster row first, so revisions become visible in the order they were given.
+-- Changes of the catalog. Each locks the cluster row first, so revisions become visible in the order in which they are
+-- assigned.
 
 create function next_revision() returns bigint
 language plpgsql volatile
 as $$
--- The revision of a change in this transaction. Nodes hear of it once it has been committed.
+-- Return the next revision, for a change in this transaction. Nodes hear of it once the transaction has been committed.
 declare
     new_revision bigint;
 begin
@@ -16,7 +17,7 @@ $$;
 create function integers(p_list jsonb) returns integer[]
 language sql immutable
 as $$
--- A JSON list as an array; null of null.
+-- Return a JSON list as an array; null for null.
     select case when p_list is not null then array(select jsonb_array_elements_text(p_list)::integer) end
 $$;
 
@@ -32,7 +33,8 @@ create function create_topics(
 )
 language plpgsql volatile
 as $$
--- The new topics, all of one revision; those are not among them whose name a live topic has. Keys rise in the order given.
+-- Create topics, all of one revision, and return them. A topic whose name a live topic has is left out. Keys rise in
+-- the order given.
 #variable_conflict use_column
 declare
     this_revision constant bigint := next_revision();
@@ -74,7 +76,7 @@ $$;
 create function add_partitions(p_topic_id uuid, p_new_total integer, p_replicas jsonb) returns text
 language plpgsql volatile
 as $$
--- `p_replicas`: per new partition the nodes that are to lead it; null: the caller names none. Returns null, or the
+-- `p_replicas`: for each new partition the nodes that should lead it; null: the caller names none. Return null, or the
 -- reason for a refusal: 'unknown_topic', 'invalid_partitions' (the total does not grow).
 declare
     present integer;
@@ -107,8 +109,8 @@ create function assign_replicas(
 ) returns setof uuid
 language plpgsql volatile
 as $$
--- Set the nodes that are to lead the partitions, each named once; return the topics of those that exist. Rows are
--- locked in the order of their keys, as by appends.
+-- Set the nodes that should lead the partitions, each partition given once; return the topics of those that exist. Rows
+-- are locked in the order of their keys, as by appends.
 declare
     this_revision constant bigint := next_revision();
 begin
@@ -138,8 +140,8 @@ $$;
 create function delete_topic(p_topic_id uuid) returns boolean
 language plpgsql volatile
 as $$
--- The first phase, whose cost does not follow what the topic holds: hides it, frees its name, and closes its log, since
--- appends and offset commits look at this row. See deletion.sql for the second.
+-- The first phase of a deletion, whose cost does not depend on the topic's size. It hides the topic, frees its name,
+-- and closes its log, because appends and offset commits look at this row. deletion.sql has the second phase.
 declare
     this_revision constant bigint := next_revision();
 begin
@@ -152,7 +154,7 @@ $$;
 create function set_topic_configs(p_topic_id uuid, p_configs jsonb, p_unset text[]) returns void
 language plpgsql volatile
 as $$
--- Removes the keys `p_unset`, then sets those of `p_configs`.
+-- Remove the keys `p_unset`, then set those of `p_configs`.
 declare
     this_revision constant bigint := next_revision();
 begin
@@ -180,7 +182,7 @@ $$;
 create function set_group_configs(p_group_id text, p_names text[], p_values text[], p_unset text[]) returns void
 language plpgsql volatile
 as $$
--- Removes `p_unset`, then sets `p_names`, of one group.
+-- Remove `p_unset`, then set `p_names`, of one group.
 declare
     this_revision constant bigint := next_revision();
 begin
@@ -256,10 +258,10 @@ returns table (
 )
 language sql stable
 as $$
--- The present revision with the changes since another, in one snapshot: topics in the order of their changes (and of
--- their names, if one change created several), deleted ones without partitions, and changed settings by broker and
--- group and changed quotas. If no topic has changed, one row with null topic_id. `whole`: these are all live topics,
--- because deletions since `p_since` may have left no row.
+-- Return the present revision with the changes since `p_since`, in one snapshot: topics in the order of their changes
+-- (and of their names, if one change created several), deleted ones without partitions, and changed settings by broker
+-- and group and changed quotas. If no topic has changed, one row with null topic_id. `whole` is true if the rows are
+-- all live topics. That is necessary if a deletion since `p_since` may have left no row.
     with since as (
         select
             c.revision, c.broker_configs_revision, c.group_configs_revision, c.client_quotas_revision,

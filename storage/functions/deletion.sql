@@ -1,12 +1,13 @@
--- The second phase of a topic's deletion: what hangs off a hidden topic goes in bounded steps, its own row last. Each
--- step finds its rows by an index, may be repeated, and is safe beside another node that takes the same.
+-- The second phase of a topic's deletion: the rows that belong to a hidden topic are deleted in bounded steps, the
+-- topic's own row last. Each step finds its rows by an index, may be repeated, and is safe beside another node that
+-- deletes the same rows.
 
 create function fence_partitions(p_topic_id uuid, p_behind integer, p_limit integer) returns integer
 language plpgsql volatile
 set lock_timeout = '1s'
 as $$
--- Mark at most p_limit partitions behind an index (-1: from the first), waiting for appends under way. From then on no
--- append reaches them, even from a node of another release. Return the last index marked, null if none was left.
+-- Mark at most p_limit partitions behind an index (-1: from the first), waiting for appends in progress. From then on
+-- no append reaches them, even from a node of another release. Return the last index marked, null if none was left.
 declare
     keys bigint[];
     last_index integer;

@@ -3,7 +3,7 @@
 create function now_ms() returns bigint
 language sql volatile
 as $$
--- The one clock by which offsets and groups age.
+-- Return the time of the clock by which offsets and groups age.
     select (extract(epoch from clock_timestamp()) * 1000)::bigint
 $$;
 
@@ -35,9 +35,9 @@ create function judge_commits(
 )
 language plpgsql volatile
 as $$
--- Locks leases against another owner and groups against change, and decides each commit. Group rows are locked in share
--- mode: commits of one group do not wait for each other, while a new generation waits for the commits of the old one,
--- and a commit that comes after it is refused.
+-- Decide for each commit whether it is valid. Lock the leases against a change of owner, and the groups against change.
+-- Group rows are locked in share mode: commits of one group do not wait for each other. A new generation waits for the
+-- commits of the old one, and a later commit of the old one is refused.
 declare
     verdicts text[];
 begin
@@ -130,12 +130,12 @@ create function commit_offsets(
     out refusals           text[]
 )
 language plpgsql volatile
--- To plan these statements for the lengths of each call's arrays takes longer than to run them (see append_plain).
+-- To plan these statements for the array lengths of each call takes longer than to run them (see append_plain).
 set plan_cache_mode = force_generic_plan
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
--- Decides each commit and writes those that stand; of several accepted commits of one partition the last wins.
+-- Decide each commit, and write the valid ones. If several valid commits name one partition, the last one wins.
 declare
     committed_ms bigint;
 begin
@@ -235,8 +235,9 @@ create function delete_offsets(
 ) returns boolean
 language plpgsql volatile
 as $$
--- Removes what the group has committed, and what waits for the end of a transaction; false if the lease is not current.
--- The group's lock holds off a transaction that ends: it would commit what was pending behind the removal.
+-- Delete the group's committed offsets, and those that wait for the end of a transaction. Return false if the lease is
+-- not current. The lock on the group makes a transaction that ends wait: otherwise it could commit its pending offsets
+-- after the removal.
 begin
     if not lease_is_current('groups', p_shard, p_node_id, p_lease_epoch) then
         return false;
@@ -305,9 +306,9 @@ create function expire_offsets(
 )
 language plpgsql volatile
 as $$
--- One bounded pass over a shard. Groups are locked before their offsets are judged, so that no commit slips between;
--- those that a commit holds at this moment wait for the next pass. Empty groups left without offsets are deleted,
--- unless a transaction that is under way has some for them.
+-- Run one bounded pass over a shard. Groups are locked before their offsets are examined, so that no commit happens in
+-- between. Groups that a commit has locked wait for the next pass. Empty groups without offsets are deleted, unless an
+-- open transaction has offsets for them.
 declare
     passed_ms constant bigint := now_ms();
     locked_groups text[];
@@ -395,7 +396,7 @@ create function save_groups(
 )
 language plpgsql volatile
 as $$
--- Write the changes of many groups. The lock of a group's row waits for commits of the generation before. Groups that
+-- Write the changes of many groups. Locking a group's row waits for the commits of the previous generation. Groups that
 -- another transaction has locked are busy, unless the caller wants to wait for them, so that one of them cannot delay
 -- the others. The state's timestamp moves with the state, the generation or the type.
 declare

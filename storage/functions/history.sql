@@ -3,12 +3,13 @@
 create function adopt_history(p_identity text, p_known integer) returns integer
 language plpgsql volatile
 as $$
--- The history that the database is in. It is a new one if it was recorded under another identity, or if it is not
--- beyond `p_known`, whose end the caller has seen (-1: none). Then every leader epoch rises and begins at the log's
--- present end, ids that may have been given out are not given again, and all registrations and leases end. Producers of
--- transactions are fenced: in the other history their transactions may have ended otherwise, or have had records that
--- are gone. Open transactions are overdue. A producer may continue with the epoch that this history knows of it, but
--- nothing that it sent counts as committed. So a row without a transaction says that its last one was aborted.
+-- Return the history that the database is in. A new history begins if the recorded one has another identity, or if its
+-- number is at most `p_known`, a history whose end the caller has seen (-1: none). Then every leader epoch rises and
+-- begins at the log's present end, ids that may have been assigned are not assigned again, and all registrations and
+-- leases end. Producers of transactions are fenced: in the other history their transactions may have ended otherwise,
+-- or have had records that are gone. Open transactions are overdue. A producer may continue with the epoch that this
+-- history knows of it, but nothing that it sent counts as committed. So a row without a transaction says that its last
+-- one was aborted.
 declare
     c cluster;
     this_history integer;
@@ -31,8 +32,8 @@ begin
         client_quotas_revision = this_revision,
         acls_revision = this_revision,
         purged_revision = this_revision,
-        -- By the clock, so that no id comes twice though the same copy is put back twice: fewer than one each microsecond
-        -- are given out.
+        -- Derived from the clock, so that no id is assigned twice even if the same copy is restored twice: fewer than
+        -- one id per microsecond is assigned.
         next_producer_id = case when next_producer_id < this_us then this_us else next_producer_id + 1000000 end;
     update transactional_producer t
     set producer_epoch       = least(t.producer_epoch + 1000, 32767),

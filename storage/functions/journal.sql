@@ -3,15 +3,15 @@
 create function journal_reserve(p_count bigint) returns bigint
 language sql volatile
 as $$
--- The first of p_count numbers for rows that this transaction inserts. Other writers wait until it has ended.
+-- Return the first of p_count numbers for rows that this transaction inserts. Other writers wait until it has ended.
     update journal_position set next_seq = next_seq + p_count returning next_seq - p_count
 $$;
 
 create function journal_make_partitions(p_days_ahead integer) returns integer
 language plpgsql volatile
 as $$
--- Makes the partitions of today (UTC) and the days ahead that are missing; how many were made. A partition is made aside
--- and attached, so that writers and readers are not held up.
+-- Create the missing partitions of today (UTC) and the days ahead, and return how many were created. A partition is
+-- created apart and then attached, so that it does not block writers and readers.
 declare
     parent text;
     day date;
@@ -43,10 +43,11 @@ $$;
 create function journal_retain(p_retention_ms bigint, p_retention_bytes bigint) returns integer
 language plpgsql volatile
 as $$
--- Drops the partitions whose every row was written more than p_retention_ms ago, and the oldest days while all of them
--- take more than p_retention_bytes (-1: no bound); how many days were dropped. first_seq rises in the same transaction. The position is locked first, as a writer locks it first: neither waits for the other.
--- A reader such as pg_dump may hold a day for hours, and every writer would wait behind this: so a day that is not free
--- after a moment is left, with those after it, to a later call.
+-- Drop the partitions all of whose rows were written more than p_retention_ms ago, and the oldest days while all days
+-- together take more than p_retention_bytes (-1: no bound). Return how many days were dropped. first_seq rises in the
+-- same transaction. The position is locked first, as a writer does, so that the two cannot deadlock. A reader such as
+-- pg_dump may lock a day for hours, and every writer would then wait behind this statement. So if a day is still locked
+-- after a moment, this day and the later ones are left to a later call.
 declare
     parent text;
     day date;
@@ -138,7 +139,7 @@ begin
             pg_sequence_last_value((slot || 'role_generation')::regclass) as role_generation,
             pg_sequence_last_value((slot || 'time_code')::regclass) as time_code
         into held;
-        -- Looked up behind the fields: a caller that has begun to overwrite them has changed the number first.
+        -- This is read after the fields: a caller that has begun to overwrite them has changed this number first.
         continue when pg_sequence_last_value((slot || 'number')::regclass) is distinct from number;
         seen := seen + 1;
         select g.group_id into found_group from consumer_group g where hashtextextended(g.group_id, 0) = held.group_hash;

@@ -36,8 +36,8 @@ create function append_chunks(
     out written_lsn        bigint         -- and up to where its log then is on disk; both null: nothing was appended
 )
 language plpgsql volatile
--- Planning these statements for the array lengths of each call takes longer than running them, so use a generic plan.
--- The generic plan must also suit a long log, so it looks rows up one by one.
+-- To plan these statements for the array lengths of each call takes longer than to run them, so use a generic plan. The
+-- generic plan must also suit a long log, so it looks rows up one by one.
 set plan_cache_mode = force_generic_plan
 set enable_hashjoin = off
 set enable_mergejoin = off
@@ -68,8 +68,8 @@ declare
     appended     bigint[]  := array_fill(0::bigint, array[partition_total]);
     stable       bigint[]  := array_fill(null::bigint, array[partition_total]); -- where the first open transaction began
 
-    -- Per producer, the transaction that is open in the partition: its epoch (null: no transaction is open), and the
-    -- offset where it began.
+    -- For each producer, the open transaction in the partition: its epoch (null: no transaction is open), and the
+    -- offset at which it began.
     open_epochs    integer[] := array_fill(null::integer, array[producer_total]);
     open_first     bigint[]  := array_fill(null::bigint, array[producer_total]);
     open_begun     boolean[] := array_fill(false, array[producer_total]); -- by this call
@@ -258,7 +258,8 @@ begin
                     open_chunk := false;
                     continue;
                 end if;
-                -- A batch of a transaction that has ended is no duplicate: a client that repeats it must hear of the end.
+                -- A batch of a transaction that has ended does not count as a duplicate: a client that repeats it must
+                -- learn of the end.
                 if p_producer_epochs[i] = state_epochs[s]
                     and (not p_transactional[i] or open_epochs[s] = p_producer_epochs[i])
                 then
@@ -312,7 +313,7 @@ begin
                     state_counts[s] := 0;
                 end if;
             elsif open_at_zero[s] and p_base_sequences[i] <> 0 then
-                -- The producer's first batch is still on the way, and would be refused behind this batch.
+                -- The producer's first batch has not arrived yet, and would be refused after this batch.
                 refusals[i] := 'out_of_order_sequence';
                 open_chunk := false;
                 continue;
@@ -504,7 +505,7 @@ begin
         end if;
     end if;
     undecided := false;
-    -- Where the log ends is looked up by a statement that began when the lock was held: see append_chunks.
+    -- The end of the log is looked up by a statement that begins after the lock was acquired: see append_chunks.
     with appended_chunk as (
         insert into chunk (
             partition_key, base_offset, last_offset, max_timestamp_ms, running_max_timestamp_ms,
@@ -584,10 +585,11 @@ create function append_plain(
     p_position           bigint,    -- where the first chunk begins in the object, and the others behind it; null: inline
     p_chunk_records      bytea[],   -- per partition: the bytes; null if they lie in an object
     p_chunks             bigint[],  -- per partition a row: batches, records, bytes, greatest timestamp
-    p_runs               bigint[],  -- per run of one producer's batches in one partition a row: 1 the partition's position
-                                    -- in p_partition_keys, 2 producer id, 3 epoch, 4 whether it is transactional (1),
-                                    -- 5 batches (five at most), 6 next sequence; per batch, then null, from 7 on the first
-                                    -- sequence, from 12 on the last, from 17 on the records before it in the chunk
+    p_runs               bigint[],  -- a row per run of one producer's batches in one partition: 1 the partition's position
+                                    -- in p_partition_keys, 2 producer id, 3 epoch, 4 whether it is transactional (1), 5
+                                    -- batches (five at most), 6 next sequence. Then a value per batch, null for missing
+                                    -- ones: from 7 on the first sequence, from 12 on the last sequence, from 17 on the
+                                    -- number of records before it in the chunk
     out sealed             boolean,  -- nothing was written: the object takes no more appends
     out undecided          boolean,  -- nothing was written: append_chunks has to decide
     out refusals           text[],   -- per partition, as are the next four; null: none was refused
@@ -605,8 +607,8 @@ set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 -- Append a usual commit as append_chunks does, in few statements for any number of partitions. In a usual commit each
--- partition that is free receives one chunk, and the batches of each producer continue its sequence. Every other case is
--- left to append_chunks by a call of its own.
+-- partition that is free receives one chunk, and the batches of each producer continue its sequence. In any other case
+-- nothing is written, and the caller calls append_chunks.
 declare
     partition_total constant integer := cardinality(p_partition_keys);
     run_total       constant integer := coalesce(array_length(p_runs, 1), 0);
@@ -662,7 +664,7 @@ begin
         for no key update skip locked
     ) free;
     if free_keys is distinct from p_partition_keys then
-        -- Bring the values of the free partitions to the places of their keys.
+        -- Put the values of the free partitions at the positions of their keys.
         select
             array_agg(bases[free.place] order by wanted.place),
             array_agg(log_start_offsets[free.place] order by wanted.place),
@@ -701,7 +703,7 @@ begin
             last_stable_offsets[k] := null;
             continue;
         end if;
-        -- A statement that begins when the lock is held, and names one partition: see append_chunks.
+        -- This statement begins after the lock was acquired, and names one partition: see append_chunks.
         select newest.last_offset + 1, newest.appended_bytes, newest.running_max_timestamp_ms,
             (select min(o.first_offset) from open_transaction o where o.partition_key = p_partition_keys[k])
         into next_offset, end_bytes, newest_ms, stable
@@ -725,7 +727,7 @@ begin
     for i in 1..run_total loop
         continue when bases[p_runs[i][1]] is null;
         if p_runs[i][4] = 0 and last_stable_offsets[p_runs[i][1]] is null then
-            -- No transaction is under way in the partition.
+            -- No transaction is open in the partition.
             select
                 s.since_offset, case when s.producer_epoch = p_runs[i][3] then s.batch_count else 0 end,
                 coalesce(s.update_count >= 32, true), false -- 32: as in append_chunks
@@ -1038,13 +1040,13 @@ $$;
 create function chunk_at(p_partition_key bigint, p_timestamp_ms bigint, p_from_offset bigint)
 returns setof chunk
 language plpgsql stable
--- The planner takes a partition that its statistics do not know yet for one of a single row, and may then sort a whole
--- partition of millions. Without sorting, only the index that has the order is left to it.
+-- The planner assumes a single row for a partition that its statistics do not know yet, and may then sort millions of
+-- rows. If sorting is off, only the index with the right order remains.
 set enable_sort = off
 as $$
--- The first chunk that reaches p_from_offset and whose greatest timestamp is at least p_timestamp_ms.
--- running_max_timestamp_ms rises with the offset, so halving finds where it first reaches that time; if the chunk that
--- did so is no longer in the log, the filter goes on to the next that has it.
+-- Return the first chunk that reaches p_from_offset and whose greatest timestamp is at least p_timestamp_ms.
+-- running_max_timestamp_ms rises with the offset, so a binary search finds where it first reaches that time. If the
+-- chunk with that timestamp is no longer in the log, the filter continues to the next chunk that qualifies.
 declare
     low      bigint;
     high     bigint;
@@ -1090,8 +1092,8 @@ create function first_offset_after(p_partition_key bigint, p_from_offset bigint,
 language plpgsql stable
 set enable_sort = off -- see chunk_at
 as $$
--- Base offset of the first chunk from p_from_offset on that is younger than p_timestamp_ms, by its own time or else by
--- that of its arrival; null if no chunk is.
+-- Return the base offset of the first chunk from p_from_offset on that is younger than p_timestamp_ms; null if no chunk
+-- is. A chunk without timestamps has the time of its arrival.
 declare
     low     bigint := p_from_offset;
     high    bigint;
@@ -1129,9 +1131,9 @@ $$;
 create function raise_log_start(p_partition_key bigint, p_offset bigint, out log_start_offset bigint) returns setof bigint
 language plpgsql volatile
 as $$
--- The log start, which never moves back: no row = unknown partition; null = p_offset is not within the log. -1 = all that
--- is there. The row lock makes the comparison hold against appends and others who remove. Chunks below the log start may
--- be removed from then on, so the partition's row comes to say where the log ends.
+-- Move the log start up and return it; it never moves back. No row: unknown partition. Null: p_offset is outside the
+-- log. -1: delete everything. The row lock keeps the comparison valid against concurrent appends and removals. Chunks
+-- below the log start may be removed afterwards, so the partition's row must then show where the log ends.
 declare
     held partition_log;
 begin

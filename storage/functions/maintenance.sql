@@ -1,5 +1,5 @@
--- Writes of maintenance: compaction_state first, then rows of chunk, the partition's row last and for as short as can
--- be.
+-- Writes of maintenance. Each locks compaction_state first, then rows of chunk, and the partition's row last, for as
+-- short a time as possible.
 
 create function rewrite_chunks(
     p_partition_key         bigint,
@@ -24,10 +24,11 @@ create function rewrite_chunks(
 )
 language plpgsql volatile
 as $$
--- Why nothing was written: 'changed' (a row to remove is gone, or its bytes lie elsewhere by now), 'sealed' (the object
--- takes no more), 'outside' (a row is not below the end of the range, and what comes does not end where it does: the mover
--- may have put what stays into it since the range was chosen); null if it was. An added chunk must lie within removed rows
--- alone. Its batches have their final heads. The caller has to settle the partition in the end.
+-- Return why nothing was written, null if the rows were written. 'changed': a row to remove is gone, or its bytes lie
+-- elsewhere by now. 'sealed': the object accepts no more. 'outside': a row is not below the end of the range, and the
+-- new rows do not end where it ends, because the mover has merged it with later chunks since the range was chosen. An
+-- added chunk must lie within removed rows. Its batches have their final heads. The caller must settle the partition
+-- afterwards.
 declare
     slot_now       smallint;
     removed_total  constant integer := coalesce(cardinality(p_removed_base_offsets), 0);
@@ -101,7 +102,7 @@ begin
                     and c.base_offset between p_added_base_offsets[i] and p_added_last_offsets[i]
             )
         then
-            -- Takes back the delete as well.
+            -- This error rolls back the delete, too.
             raise exception 'replaced chunks do not cover offsets % to %',
                 p_added_base_offsets[i], p_added_last_offsets[i] using errcode = 'SL001';
         end if;
@@ -139,8 +140,8 @@ create function settle_partitions(
 ) returns void
 language plpgsql volatile
 as $$
--- Ends rewritings: the partitions' rows say how far their logs had come where chunks were rewritten that they did not
--- reach, and how large they are. Rows that need nothing are not locked: next_offset never falls.
+-- Finish rewritings. The row of each partition then shows where its log ends, if no chunk shows it any more, and how
+-- large the log is. Rows that need no change are not locked, because next_offset never falls.
 declare
     keys bigint[];
 begin
@@ -200,8 +201,8 @@ create function replace_chunks(
 ) returns text
 language plpgsql volatile
 as $$
--- Rewrites chunks of one partition, see rewrite_chunks. Null, or why nothing was written: as there, or 'fenced' (another
--- run began since).
+-- Rewrite chunks of one partition as rewrite_chunks does. Return null, or why nothing was written: a reason of
+-- rewrite_chunks, or 'fenced' (another run began since).
 declare
     revision_now  bigint;
     rewritten     record;
@@ -249,8 +250,8 @@ create function move_chunks(
 )
 language plpgsql volatile
 as $$
--- Record the new place of everything that was copied into an object, in one go: 'fenced' if another node has the lease
--- by now, 'sealed' if the object takes no more. A run of which a chunk has changed stays where it is.
+-- Record the new place of everything that was copied into an object, at once: 'fenced' if another node has the lease by
+-- now, 'sealed' if the object accepts no more. A run with a changed chunk stays at its old place.
 declare
     first_chunk integer := 1;
     last_chunk  integer;
@@ -302,8 +303,9 @@ create function delete_below_log_start(
 )
 language plpgsql volatile
 as $$
--- Removes whole chunks below the log start, oldest first, at most p_limit. Deletes up to an offset rather than by a join,
--- which a planner that takes the partition for small would turn around: it would look for the doomed anew for each row.
+-- Remove whole chunks below the log start, oldest first, at most p_limit. The delete names an offset and uses no join.
+-- If the planner assumed that the partition is small, it could reverse such a join, and would search the rows to delete
+-- again for each row of the partition.
 declare
     first_dirty      bigint;
     log_start        bigint;
@@ -350,7 +352,8 @@ create function delete_chunks(
 )
 language plpgsql volatile
 as $$
--- Removes rows of a deleted partition, oldest first, at most p_limit; see delete_below_log_start for why up to an offset.
+-- Remove rows of a deleted partition, oldest first, at most p_limit. See delete_below_log_start for why it deletes up
+-- to an offset.
 declare
     last_base bigint;
 begin
@@ -419,7 +422,7 @@ begin
     perform 1
     from inline_records r
     join lateral (
-        -- See live_inline_chunks for the offset.
+        -- See live_inline_chunks for why `offset 0` is there.
         select * from chunk c where c.partition_key = r.partition_key and c.base_offset = r.base_offset offset 0
     ) c on c.inline_slot = r.slot and c.position = r.position
     where r.slot = p_slot

@@ -1,5 +1,5 @@
 -- Appends of `sluice mirror`: batches at the offsets that they have in another cluster. The partition's row is locked
--- first, so that its end stays where it was found.
+-- first, so that no other append moves the log's end.
 
 create function begin_mirror(
     p_partition_key      bigint,
@@ -12,9 +12,9 @@ create function begin_mirror(
 )
 language plpgsql volatile
 as $$
--- Where the mirror goes on, and the epoch for the heads of batches. A partition that was never written to begins where
--- its source begins. Refusals: 'unknown_partition', 'not_empty' (the partition has a log that no mirror wrote),
--- 'other_source' and 'written' (a client has produced since).
+-- Return where the mirror continues, and the epoch for the heads of batches. A partition that was never written to
+-- begins where its source begins. Refusals: 'unknown_partition', 'not_empty' (the partition has a log that no mirror
+-- wrote), 'other_source' and 'written' (a client has produced since).
 declare
     log_end  bigint;
     known    mirrored_partition;
@@ -66,9 +66,9 @@ create function append_mirrored(
 ) returns text
 language plpgsql volatile
 as $$
--- Null, or why nothing was written: 'unknown_partition', 'leader_epoch' (another one leads the partition by now) or
--- 'written' (the log does not end at p_from_offset). Offsets may be missing before, between and within chunks. The
--- partition's row comes to say where the log ends, because chunks behind it must have no gap.
+-- Return null, or why nothing was written: 'unknown_partition', 'leader_epoch' (another one leads the partition by now)
+-- or 'written' (the log does not end at p_from_offset). Offsets may be missing before, between and within chunks.
+-- Afterwards the partition's row shows where the log ends, because the chunks after that position must have no gap.
 declare
     held         partition_log;
     slot         smallint;
@@ -136,9 +136,10 @@ $$;
 create function announce_mirrored(p_partition_key bigint, p_end_offset bigint) returns void
 language plpgsql volatile
 as $$
--- Tells every node where the log ends, as nodes tell each other (gateway/cluster/wakeups.py). The notification is part
--- of the transaction: a mirror that is killed after the commit could not send it, and a node that serves alone never
--- looks by itself. Node -1 is no node's id. As an incarnation of its own, each announcement counts as the first.
+-- Notify every node where the log ends, as nodes notify each other (gateway/cluster/wakeups.py). The notification is
+-- part of the transaction: a mirror that is killed after the commit could not send it, and a node that serves alone
+-- never checks by itself. Node -1 is no node's id. Each announcement has a new incarnation and so counts as the first
+-- one.
 begin
     perform pg_notify('sluice_append', format('-1.%s:1:%s=%s', pg_current_xact_id(), p_partition_key, p_end_offset));
 end

@@ -5,7 +5,8 @@
 create function is_stood_for(p_node_id integer) returns boolean
 language sql stable
 as $$
--- Whether the process that registered the node lives: it has a session that says so (`stand_for_node`).
+-- Return whether the process that registered the node lives: then it has a session that holds a lock
+-- (`stand_for_node`).
     select exists (
         select from pg_locks l
         where l.locktype = 'advisory' and l.classid = 771903214 and l.objid = p_node_id::bigint::oid and l.objsubid = 2
@@ -19,8 +20,8 @@ create function register_node(
 ) returns node
 language plpgsql volatile
 as $$
--- The id `p_node_id`, null if another live process has it. If the caller wants no id (null), the id that this name had,
--- else the lowest that no live node holds and no settings name.
+-- Return the id `p_node_id`; null if another live process has it. If the caller wants no id (null), return the id that
+-- this name had, or else the lowest id that no live node holds and no settings name.
 declare
     chosen_id  integer := p_node_id;
     registered node;
@@ -72,10 +73,10 @@ $$;
 create function shorten_what_is_from_the_future(p_node_id integer) returns integer
 language plpgsql volatile
 as $$
--- The clock may be set back, as by a failover to a server whose clock is behind. A registration or lease of a node that
--- died before would then last until the clock has caught up. So what was renewed later than now is counted as renewed
--- now: live nodes renew theirs soon, dead ones run out after their time. Returns how many registrations and leases
--- there were. The caller renews its own itself. Rows that another process has locked are that one's to mend.
+-- The clock may be set back, for example by a failover to a server whose clock is behind. Then a registration or lease
+-- of a dead node would last until the clock has caught up. So a renewal in the future is changed to a renewal now. Live
+-- nodes renew soon; rows of dead ones expire after their usual time. Return how many registrations and leases were
+-- changed. The caller renews its own rows itself. Rows that another process has locked are left to that process.
 declare
     margin constant interval := '1 second';
     longest constant interval := '10 minutes';
@@ -121,9 +122,9 @@ set lock_timeout = '250ms'
 as $$
 -- Acquire those of `p_shards` that were free, expired or this node's own, and those of `p_spare_shards` (which belong
 -- to other nodes) that no node has held for `p_grace_ms`. A lease that was handed over is reserved for its successor
--- for as long. No row if another process has the registration. The function waits a moment for writes under way under
--- the former lease, and leaves a lease whose write takes longer to a later call, because the caller has leases to renew
--- in the meantime.
+-- for the same time. Return no row if another process has the registration. A former owner may have a write in
+-- progress. The function waits a moment for it, and leaves a lease whose write takes longer to a later call, because
+-- the caller must renew its other leases.
 declare
     now_ constant timestamptz := clock_timestamp();
     grace constant interval := p_grace_ms * interval '1 millisecond';
@@ -144,7 +145,7 @@ begin
             and (l.node_id = p_node_id or l.expires_at <= now_)
         order by l.shard for update;
     exception when lock_not_available then
-        -- The locked rows are free again. No writer must wait for this call while this call waits for another writer.
+        -- Release the row locks: no writer may have to wait for this call while this call waits for another writer.
         null;
     end;
     select coalesce(array_agg(free.shard), '{}') into locked
@@ -207,7 +208,8 @@ create function renew_leases(
 ) returns setof coordinator_lease
 language plpgsql volatile
 as $$
--- Leases still held, even if their time had run out: until another node acquires one, the epoch fences no writer.
+-- Leases that this node still holds, even if they have expired: until another node acquires one, its epoch fences no
+-- writer.
 begin
     perform 1 from coordinator_lease l
     where l.kind = p_kind and l.shard = any (p_shards)

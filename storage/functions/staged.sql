@@ -10,8 +10,8 @@ set plan_cache_mode = force_generic_plan
 -- Postgres may make the plan while the staging tables are empty. The plan must also suit full tables.
 set enable_seqscan = off
 as $$
--- Delete staged transactions. Their records were read by an earlier statement. If any of them has gone since, another
--- relay has appended it, and this one must not.
+-- Delete staged transactions. Their records were read by an earlier statement. If one of these records is gone, another
+-- relay has appended it, and this one must not append it again.
 declare
     taken bigint;
 begin
@@ -34,7 +34,7 @@ create function place_written(
 ) returns void
 language plpgsql volatile
 set plan_cache_mode = force_generic_plan
--- Look each row up by the index. The table is never analysed, so the planner might choose otherwise.
+-- Look each row up by the index. The table is never analysed, so the planner might choose a scan.
 set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off

@@ -1,4 +1,5 @@
--- Transactions: each function writes what was decided by a revision of the producer's row, or nothing if that has changed.
+-- Transactions. Each function writes a decision if the producer's row still has the revision that the decision is based
+-- on. Otherwise it writes nothing.
 
 create function save_transactional_producer(
     p_transactional_id      text,
@@ -12,7 +13,7 @@ create function save_transactional_producer(
 ) returns boolean
 language plpgsql volatile
 as $$
--- Write a row that is not in a transaction, before and after. False: another node has written it.
+-- Write a row that has no open transaction before or after. Return false if another node has written it.
 begin
     if p_revision = 0 then
         insert into transactional_producer (
@@ -31,7 +32,7 @@ begin
             previous_producer_id = p_previous_producer_id,
             timeout_ms           = p_timeout_ms,
             state                = p_state,
-            -- A transaction that is aborted before it has begun counts as begun now.
+            -- A transaction that is aborted before it has begun gets this moment as its beginning.
             last_started_at      = case when p_state <> 'Empty' then clock_timestamp() end,
             revision             = t.revision + 1,
             updated_at           = clock_timestamp()
@@ -51,13 +52,14 @@ create function add_to_transaction(
 ) returns boolean
 language plpgsql volatile
 as $$
--- Begin the transaction if it is not under way, and enlist. False: another node has written the row. Null: the
--- transaction would become too large, and nothing was added.
+-- Begin the transaction if it is not open, and enlist. Return false if another node has written the row. Return null if
+-- the transaction would become too large; then nothing was added.
 declare
     producer record;
     size     bigint;
 begin
-    -- Of the same revision nothing is added in the meantime: the update below finds the row, or another has added.
+    -- While the revision is the same, nothing is added concurrently: the update below either finds the row, or another
+    -- node has added something.
     select
         (select count(*) from open_transaction o where o.producer_id = t.producer_id)
         + (select count(*) from transaction_group g where g.producer_id = t.producer_id)
@@ -135,8 +137,8 @@ set plan_cache_mode = force_generic_plan
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
--- Write offsets that are committed if the transaction is. Nothing is written unless a transaction is under way that has
--- enlisted every group. Of several accepted commits of one partition the last wins.
+-- Write offsets that become committed with the transaction. Nothing is written unless a transaction is open that has
+-- enlisted every group. If several valid commits name one partition, the last one wins.
 declare
     producer     record;
     unfit        text;
@@ -188,7 +190,7 @@ begin
     select distinct on (1, 2, 3)
         p_group_ids[accepted.fence_position], accepted.topic_id, accepted.partition_index, p_producer_id,
         accepted.committed_offset, accepted.leader_epoch, accepted.metadata,
-        -- Later than the offset that it is to replace, even if the clock was set back since.
+        -- Later than the offset that it replaces, even if the clock has been set back.
         greatest(
             committed_ms,
             (
@@ -221,7 +223,7 @@ as $$
 -- Commit or remove the offsets of these groups in the producer's transaction.
 begin
     if p_committed then
-        -- A later commit outside of the transaction stays.
+        -- An offset that was committed later outside the transaction stays.
         insert into committed_offset as o (
             group_id, topic_id, partition_index, committed_offset, leader_epoch, metadata, commit_timestamp_ms
         )
@@ -248,7 +250,8 @@ $$;
 create function lock_what_offsets_refer_to(p_producer_id bigint, p_group_ids text[]) returns void
 language plpgsql volatile
 as $$
--- The foreign keys of what settle_pending_offsets commits will want these, after partitions are locked.
+-- The foreign keys of the rows that settle_pending_offsets writes need these locks. Take them now, before partitions
+-- are locked.
 begin
     perform 1 from consumer_group g where g.group_id = any (p_group_ids) order by g.group_id for key share;
     perform 1 from topic t
@@ -368,7 +371,7 @@ create function continue_end(
 )
 language plpgsql volatile
 as $$
--- Marks the next partitions of a transaction whose end is decided; with the last of them it has ended.
+-- Mark the next partitions of a transaction whose end is decided. With the last partition the transaction has ended.
 declare
     producer record;
 begin
@@ -449,7 +452,7 @@ begin
     ) a;
     transaction_id := appended.transaction_id;
     written_lsn    := appended.written_lsn;
-    -- Under the partitions' locks, so no append of the transaction comes behind its marker.
+    -- The partitions are locked, so no append of the transaction can come after its marker.
     with closed as (
         delete from open_transaction o where o.producer_id = p_producer_id and o.partition_key = any (keys)
         returning o.partition_key, o.first_offset

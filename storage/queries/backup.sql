@@ -15,11 +15,11 @@ lock table inline_records in access share mode;
 select pg_export_snapshot();
 
 -- name: change_log_store
--- A database that was restored has a store of its own; no row if all its bytes are inline.
+-- Give a restored database a store of its own; no row if all its bytes are inline.
 update log_store set store_id = $1, location = $2 returning store_id;
 
 -- name: objects_in_use
--- Objects that chunks lie in, and up to where.
+-- Objects that hold chunks, each with the position after its last chunk.
 select object_id, max(position + size_bytes) as end_position
 from chunk
 where object_id is not null

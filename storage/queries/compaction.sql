@@ -1,8 +1,8 @@
 -- name: dirty_ranges
 -- Of the partitions given (key, min.cleanable.dirty.ratio, min.compaction.lag.ms, max.compaction.lag.ms), those worth
 -- cleaning, dirtiest first. The range ends before the last chunk, which always stays as it is, before the first chunk
--- within the minimum lag, and before the chunk in which the first open transaction began: it is empty if that is gone.
--- Sizes come from running totals, not from the rows.
+-- within the minimum lag, and before the chunk in which the first open transaction began: the range is empty if that
+-- chunk is gone. Sizes come from running totals, not from the rows.
 select
     judged.partition_key, judged.log_start_offset, judged.first_dirty_offset, judged.end_offset,
     judged.clean_bytes, judged.dirty_bytes
@@ -79,7 +79,7 @@ on conflict (partition_key) do update set revision = s.revision + 1
 returning revision;
 
 -- name: replace_chunks
--- Null, or the reason why nothing was written.
+-- Return null, or the reason why nothing was written.
 select replace_chunks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15);
 
 -- name: chunk_sizes
@@ -95,8 +95,8 @@ from (
 ) counted;
 
 -- name: finish_compaction
--- Records how far the log is clean and the bytes of that. No row if another run began since; 'moved' if the oldest chunk
--- below $3 is no more $5, so that the bytes are not right any more.
+-- Record up to where the log is clean, and the bytes below. No row if another run began since; 'moved' if the oldest
+-- chunk below $3 is not $5 any more, so that the bytes are wrong.
 with oldest as (
     select (
         select c.base_offset from chunk c where c.partition_key = $1 and c.base_offset < $3 order by c.base_offset limit 1

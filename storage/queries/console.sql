@@ -189,7 +189,7 @@ order by p.started_at
 limit $1;
 
 -- name: console_share_groups
--- Positions of share groups, at most $1: from where on records are not settled.
+-- Positions of share groups, at most $1: the first offset whose record is not settled.
 select s.group_id, t.name as topic, s.partition_index as partition, s.start_offset, p.next_offset as log_end_offset
 from share_partition s
 join topic t on t.topic_id = s.topic_id and t.deleted_at is null

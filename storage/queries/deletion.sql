@@ -96,7 +96,8 @@ select count(*) from removed;
 select confirm_deletion($1);
 
 -- name: deletion_failed
--- Puts the next try off by $3 ms times two for each failure before, up to $4 ms; no row if the lease is not current.
+-- Postpone the next try by $3 ms, doubled for each earlier failure, but by $4 ms at most. No row if the lease is not
+-- current.
 update topic
 set delete_failures = delete_failures + 1,
     delete_error = $2,

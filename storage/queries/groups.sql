@@ -27,7 +27,7 @@ select asked.shard from unnest($1::integer[]) as asked (shard)
 where exists (select from consumer_group g where g.shard = asked.shard);
 
 -- name: load_shard
--- The same for every group of a shard that has members.
+-- As load_groups, for every group of a shard that has members.
 with waited_for as (
     update consumer_group g
     set restored_at_ms = now_ms()
@@ -74,5 +74,5 @@ select group_id, group_type, protocol_type, state from consumer_group order by g
 select save_groups($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16) as outcomes;
 
 -- name: delete_group
--- 'deleted', 'missing', 'fenced', or 'more' if $5 of its offsets have gone.
+-- Return 'deleted', 'missing', 'fenced', or 'more' if $5 of its offsets were deleted and others remain.
 select delete_group($1, $2, $3, $4, $5);

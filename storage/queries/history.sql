@@ -1,7 +1,7 @@
 -- name: history_witness
--- Names that this server and its files have, how far its log is on disk, and which server process answers. The first two
--- are null on a standby. The timeline changes with every promotion, the ids of database and table with every restored
--- dump.
+-- Identity of this server and its files, how far its write-ahead log is on disk, and which server process answers. The
+-- first two are null on a standby. The timeline changes with every promotion, the ids of database and table with every
+-- restored dump.
 select
     case when not pg_is_in_recovery() then concat_ws(
         '/',
@@ -19,8 +19,8 @@ select to_regclass('sluice.cluster') is not null;
 
 -- name: present_history
 -- The number of the history that the database is in, and whether it has the transactions $1, which were committed. In
--- another history one of them is still to come, or was cut off. A transaction too old for Postgres to know counts as
--- present.
+-- another history at least one of them does not exist yet, or was lost. A transaction too old for Postgres to know
+-- counts as present.
 select
     history,
     not exists (
@@ -37,7 +37,7 @@ from cluster;
 select adopt_history($1, $2);
 
 -- name: partition_epochs
--- Where the epochs of partitions began, but for their first.
+-- Offsets at which the leader epochs of partitions began, except each partition's first epoch.
 select partition_key, leader_epoch, start_offset
 from partition_epoch
 where partition_key = any ($1::bigint[])

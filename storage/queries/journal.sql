@@ -1,14 +1,14 @@
 -- name: journal_writes_lazily
--- What a crash of Postgres loses of the journal is its end, so its commits need not wait for the disk.
+-- Commits of the journal need not wait for the disk: a crash of Postgres loses only the journal's end.
 set local synchronous_commit = off;
 
 -- name: journal_reserve
--- The first of $1 numbers for rows that this transaction inserts; other writers wait until it has ended.
+-- Return the first of $1 numbers for rows that this transaction inserts. Other writers wait until it has ended.
 select journal_reserve($1);
 
 -- name: journal_sql_commits
--- Move at most $2 offsets that SQL transactions have committed to the journal, as node $1; how many were moved. Two nodes
--- that do it at once move different ones.
+-- Move at most $2 offsets that SQL transactions have committed to the journal, as node $1; return their number. Two
+-- nodes that do this at once move different offsets.
 with taken as (
     delete from staged_offset s
     where (s.xid, s.position) in (
@@ -40,15 +40,16 @@ written as (
 select count(*) from taken;
 
 -- name: journal_sql_refusals
--- Move the fenced commits of SQL transactions to the journal, as node $1; how many there were.
+-- Move the fenced commits of SQL transactions to the journal, as node $1; return their number.
 select journal_sql_refusals($1);
 
 -- name: journal_make_partitions
--- Makes the tables of today and of $1 days ahead; how many were made.
+-- Create the tables of today and of $1 days ahead; return their number.
 select journal_make_partitions($1);
 
 -- name: journal_retain
--- Drop days whose every row is older than $1 ms, and the oldest while all take more than $2 bytes. Returns how many.
+-- Drop the days all of whose rows are older than $1 ms, and the oldest days while all days take more than $2 bytes.
+-- Return how many.
 select journal_retain($1, $2);
 
 -- name: journal_recent_events
@@ -68,7 +69,7 @@ where group_id <> ''
 order by group_id;
 
 -- name: journal_recent_ownership
--- What the group's assignments changed from a number on, newest first.
+-- Changes of ownership in the group from a number on, newest first.
 select seq, at_ms, node_id, generation_id, topic, partition, change, member_id
 from journal_ownership
 where group_id = $1 and seq >= $2

@@ -17,9 +17,9 @@ select * from read_chunks($1, $2, $3, $4, $5, $6, $7);
 -- name: aborted_between
 -- Per request (partition, from, up to), the aborted transactions with records in that range, by first offset, or one
 -- row without any; no row if the partition does not exist. The search goes by the offset of the marker, up to the first
--- marker at which everything below the end was stable. It is complete for records behind the log start. Of all of these
--- the first $4, null: all. A row holds at most a thousand transactions, because as many rows of their own would be as
--- many more Python objects.
+-- marker at which everything below the end was stable. It is complete for records behind the log start. $4 limits the
+-- transactions of all requests together; null: no limit. A row holds up to a thousand transactions, because a row for
+-- each would cost as many more Python objects.
 select
     numbered.request_position, numbered.log_start_offset,
     array_agg(numbered.producer_id order by numbered.number) as producer_ids,

@@ -15,7 +15,7 @@ select pg_advisory_xact_lock(5364219801234501);
 create schema if not exists sluice;
 
 -- name: create_migration_table
--- What has been applied.
+-- The table of the migrations that have been applied.
 create table if not exists sluice.schema_migration (
     version     integer primary key,
     file_name   text not null,
@@ -27,13 +27,13 @@ create table if not exists sluice.schema_migration (
 select version, file_name from sluice.schema_migration order by version;
 
 -- name: record_migration
--- Called in the transaction that applied the file.
+-- Note an applied file, in the transaction that applied it.
 insert into sluice.schema_migration (version, file_name) values ($1, $2);
 
 -- name: schema_exists
--- Whether this release's functions are there.
+-- Return whether this release's functions exist.
 select exists (select from pg_namespace where nspname = $1);
 
 -- name: use_search_path
--- Until the end of the transaction.
+-- Set the search path until the end of the transaction.
 select set_config('search_path', $1, true);

@@ -3,5 +3,5 @@
 select * from begin_mirror($1, $2, $3, $4);
 
 -- name: append_mirrored
--- Null, or the reason why nothing was written.
+-- Return null, or the reason why nothing was written.
 select append_mirrored($1, $2, $3, $4, $5, $6, $7, $8);

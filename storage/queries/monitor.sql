@@ -35,7 +35,7 @@ order by g.group_id
 limit $1;
 
 -- name: transaction_totals
--- How many transactions are under way, and for how long the oldest of them has been.
+-- How many transactions are open, and for how long the oldest has been open.
 select
     count(*) as open,
     coalesce(extract(epoch from clock_timestamp() - min(started_at)), 0)::double precision as oldest_s

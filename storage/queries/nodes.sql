@@ -41,7 +41,7 @@ where n.expires_at <= clock_timestamp() and n.listeners <> '{}' and n.is_broker
 order by n.node_id;
 
 -- name: withdraw_node
--- Ends a registration, unless it has been superseded.
+-- End a registration, unless another one has replaced it.
 select withdraw_node($1, $2);
 
 -- name: unregister_node
@@ -65,11 +65,11 @@ select alive from registered;
 select kind, shard, node_id, lease_epoch from acquire_leases($1, $2, $3, $4, $5, $6, $7) order by shard;
 
 -- name: renew_leases
--- Those still held.
+-- Prolong leases, and return those that are still held.
 select kind, shard, node_id, lease_epoch from renew_leases($1, $2, $3, $4, $5, $6) order by shard;
 
 -- name: release_leases
--- Lets the nodes $5 take the shards $4 of kind $3 at once.
+-- Release the shards $4 of kind $3, so that the nodes $5 can take them at once.
 select release_leases($1, $2, $3, $4, $5);
 
 -- name: lease_owners
@@ -167,7 +167,7 @@ where n.expires_at > clock_timestamp()
 order by n.node_id;
 
 -- name: finalize_features
--- Sets the levels, and wakes the nodes.
+-- Set the levels, and wake the nodes.
 with finalized as (
     insert into finalized_feature (name, level)
     select unnest($1::text[]), unnest($2::smallint[])

@@ -1,15 +1,15 @@
 -- name: commit_offsets
--- One transaction: fences, then upserts; the refusal or null per commit.
+-- Write commits in one transaction: fences first, then the offsets. Return the refusal or null per commit.
 select commit_offsets($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) as refusals;
 
 -- name: commit_offsets_in_transaction
--- The same for offsets that are to be committed with a transaction: fences, then upserts; the refusal or null per commit.
+-- As commit_offsets, for offsets that become committed with a transaction.
 select commit_offsets_in_transaction($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16) as refusals;
 
 -- name: fetch_all_offsets
--- Committed offsets of some groups for live topics, and if $2, behind each, the partitions for which an ongoing
--- transaction has offsets. Groups and topics are looked up one by one, because Postgres may plan a join as a scan of
--- all of them. If nothing is pending for any of the groups, one look-up finds that out.
+-- Committed offsets of some groups for live topics. If $2 is true, each is followed by a row if an open transaction has
+-- an offset for the partition. Groups and topics are looked up one by one, because Postgres may plan a join as a scan
+-- of all of them. If nothing is pending for any of the groups, one look-up finds that out.
 select
     o.group_id, o.topic_id, o.partition_index, o.committed_offset, o.leader_epoch, o.metadata, o.commit_timestamp_ms,
     false as is_pending
@@ -33,8 +33,8 @@ where $2::boolean and exists (select from pending_offset p where p.group_id = an
 order by group_id, topic_id, partition_index, is_pending;
 
 -- name: fetch_offsets
--- The same for the partitions given as three arrays, each looked up by its key: `offset 0` keeps the planner from
--- turning the look-ups into a join.
+-- As fetch_all_offsets, for the partitions given as three arrays. Each is looked up by its key: `offset 0` keeps the
+-- planner from turning the look-ups into a join.
 select
     o.group_id, o.topic_id, o.partition_index, o.committed_offset, o.leader_epoch, o.metadata, o.commit_timestamp_ms,
     false as is_pending
@@ -62,7 +62,7 @@ where $4::boolean and exists (select from pending_offset p where p.group_id = an
 order by group_id, topic_id, partition_index, is_pending;
 
 -- name: delete_offsets
--- Of one group, for the partitions given as two arrays; whether the lease is current.
+-- Delete offsets of one group, for the partitions given as two arrays. Return whether the lease is current.
 select delete_offsets($1, $2, $3, $4, $5, $6);
 
 -- name: expire_offsets
@@ -70,7 +70,7 @@ select delete_offsets($1, $2, $3, $4, $5, $6);
 select * from expire_offsets($1, $2, $3, $4, $5, $6, $7, $8, $9);
 
 -- name: offsets_as_stored
--- What the groups have committed, of live topics: $2 rows at most.
+-- Committed offsets of the groups, of live topics: $2 rows at most.
 select
     o.group_id, t.name as topic, o.topic_id, o.partition_index, o.committed_offset, o.leader_epoch, o.metadata,
     o.commit_timestamp_ms, o.expire_timestamp_ms

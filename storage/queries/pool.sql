@@ -1,5 +1,6 @@
 -- name: pin_session_settings
--- For the connection's life: the settings $1 with the values $2, if this Postgres has them; a commit is on disk.
+-- For the life of the connection, set the settings $1 to the values $2, if this Postgres has them, and let commits wait
+-- for the disk.
 select set_config(name, value, false)
 from unnest($1::text[], $2::text[]) as pinned (name, value)
 where current_setting(name, true) is not null
@@ -7,7 +8,7 @@ union all
 select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off';
 
 -- name: backend
--- Which server process answers.
+-- Return the server process that answers.
 select pg_backend_pid();
 
 -- name: end_sessions

@@ -1,5 +1,5 @@
 -- name: use_functions
--- A process of this release has begun.
+-- Note that a process of this release has started.
 insert into function_schema (name) values ($1) on conflict (name) do update set used_at = clock_timestamp();
 
 -- name: note_used_functions
@@ -18,5 +18,5 @@ where used_at < clock_timestamp() - $1::bigint * interval '1 millisecond'
 order by name;
 
 -- name: forget_functions
--- The schema is gone.
+-- Forget a schema that was dropped.
 delete from function_schema where name = $1;

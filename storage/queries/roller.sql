@@ -17,7 +17,8 @@ select
     c.final_heads, null::bytea as records
 from inline_records r
 join lateral (
-    -- Looked up row by row: without the offset, a planner that knows nothing of r might go through the whole index.
+    -- Each row is looked up by itself. Without `offset 0`, a planner without statistics about r might scan the whole
+    -- index.
     select * from chunk c where c.partition_key = r.partition_key and c.base_offset = r.base_offset offset 0
 ) c on c.inline_slot = r.slot and c.position = r.position
 where r.slot = $1 and r.position > $2
@@ -52,7 +53,8 @@ where sealed_at < clock_timestamp() - $1::bigint * interval '1 millisecond'
 order by object_id;
 
 -- name: move_chunks
--- Names the new place of what was copied into one object; why not, and how many bytes are named there now.
+-- Name the new place of the chunks that were copied into one object. Return why nothing was written, and how many bytes
+-- are named there now.
 select refusal, moved_bytes from move_chunks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16);
 
 -- name: skip_object_ids
@@ -66,7 +68,7 @@ where schemaname = current_schema() and sequencename = 'log_object_object_id_seq
 update log_object set size_bytes = $2 where object_id = $1 and size_bytes is null;
 
 -- name: mark_unreferenced
--- Sealed objects that no chunk names, and so none will.
+-- Mark sealed objects that no chunk names. No chunk can name them later.
 update log_object set unreferenced_since = clock_timestamp()
 where object_id = any ($1::bigint[]) and unreferenced_since is null;
 
@@ -82,7 +84,7 @@ limit $2;
 select object_id from log_object where object_id = any ($1::bigint[]);
 
 -- name: chunks_in_objects
--- The next $3 chunks behind ($1, $2), of which those that do not lie inline are given.
+-- Of the next $3 chunks behind ($1, $2), those that are not inline.
 select
     c.partition_key, c.base_offset, c.last_offset, c.object_id, c.position, c.size_bytes, c.batch_count, c.leader_epoch,
     c.final_heads, null::bytea as records
@@ -92,5 +94,5 @@ from (
 order by c.partition_key, c.base_offset;
 
 -- name: forget_objects
--- Their files are gone.
+-- Forget objects whose files are gone.
 delete from log_object where object_id = any ($1::bigint[]);

@@ -1,13 +1,13 @@
 -- name: lead_share_partition
--- The row, whose former leader is fenced from here on; no row if no node has read the partition.
+-- Take the row over, which fences its former leader. No row if no node has read the partition.
 update share_partition
 set state_epoch = nextval('share_epoch')
 where group_id = $1 and topic_id = $2 and partition_index = $3
 returning state_epoch, start_offset, ranges::text as ranges, write_number;
 
 -- name: begin_share_partition
--- The row as it is now; none if the share group, topic or partition does not exist. A row that another node began first keeps
--- its offset.
+-- Begin a share partition and return its row; none if the share group, topic or partition does not exist. A row that
+-- another node began first keeps its offset.
 insert into share_partition (group_id, topic_id, partition_index, start_offset)
 select g.group_id, p.topic_id, p.partition_index, $4
 from consumer_group g, topic t join partition p using (topic_id)
@@ -17,8 +17,8 @@ on conflict (group_id, topic_id, partition_index) do update set state_epoch = ne
 returning state_epoch, start_offset, ranges::text as ranges, write_number;
 
 -- name: write_share_partitions
--- Positions (from 1) of the written rows: their epochs are those of the stored rows, and no later write was faster. If
--- a sender got no answer, its first attempt may arrive after the repetition.
+-- Write rows. Return the positions (from 1) of the written ones: those with the epoch of the stored row, unless a later
+-- write has arrived before. If a sender got no answer, its first attempt may arrive after its repetition.
 with mine as materialized (
     select n.position, s.group_id, s.topic_id, s.partition_index
     from unnest($1::text[], $2::uuid[], $3::integer[], $4::bigint[], $7::bigint[])

@@ -3,7 +3,7 @@
 select d.schema_name, d.version, d.digest from sql_door d;
 
 -- name: save_sql_door
--- The public schema has been installed.
+-- Note that the public schema has been installed.
 insert into sql_door (schema_name, version, digest) values ($1, $2, $3)
 on conflict (singleton) do update set
     schema_name = excluded.schema_name, version = excluded.version, digest = excluded.digest;
@@ -16,7 +16,7 @@ select
 from sql_door d;
 
 -- name: save_sql_door_settings
--- The brokers' settings that the public functions apply. Unchanged ones write nothing.
+-- Store the brokers' settings that the public functions apply. Unchanged settings write nothing.
 update sql_door d
 set max_message_bytes = $1, compacts = $2, auto_create = $3, authorizer = $4, allow_if_no_acl = $5, super_users = $6,
     log_append_time = $7, timestamp_before_max_ms = $8, timestamp_after_max_ms = $9
@@ -28,11 +28,12 @@ where (
 );
 
 -- name: try_own_staged
--- Whether this session relays staged records from now on. The lock ends with the session.
+-- Return whether this session relays staged records from now on. The lock ends with the session.
 select pg_try_advisory_lock(771903215, 0);
 
 -- name: foreign_staged_owner
--- The session that holds the relay's lock and is no node's: its role may not even delete staged records.
+-- A session that holds the relay's lock and belongs to no node. Its role may not even be allowed to delete staged
+-- records.
 select a.pid, a.usename::text as role
 from pg_locks l
 join pg_stat_activity a on a.pid = l.pid
@@ -46,11 +47,11 @@ limit 1;
 select setval('staged_awake', $1::bigint);
 
 -- name: staged_commits
--- Those of $2 that have committed since, and at most $3 transactions behind $1, in the order of their commits, with how
--- much each has staged, and whether a topic may have to be created for it. Of a transaction with more than $4 records,
--- $4 + 1 are counted, so that this takes no longer for a very large one. And in the same snapshot: every transaction
--- below xmin has ended, and transactions from xmax on had not begun. Without any such transaction there is one row, whose
--- seq is null. Two branches, because the index serves no "or".
+-- Transactions of $2 that have committed since, and at most $3 transactions behind $1, in the order of their commits.
+-- Each has the size of its staged records, and whether a topic may have to be created. At most $4 + 1 records of a
+-- transaction are counted, so that a very large one takes no longer. xmin and xmax are of the same snapshot: every
+-- transaction below xmin has ended, and transactions from xmax on had not begun. Without any such transaction there is
+-- one row, whose seq is null. Two branches, because the index serves no "or".
 select
     pg_snapshot_xmin(s.snapshot)::text::bigint as xmin, pg_snapshot_xmax(s.snapshot)::text::bigint as xmax,
     found.seq, found.xid, found.record_count, found.size_bytes, found.creates
@@ -96,8 +97,8 @@ from staged_record r where r.xid = any ($1::bigint[]) order by r.xid, r.position
 select take_staged($1, $2, $3);
 
 -- name: append_staged
--- The same, and append what was built of them as append_chunks does. One statement, so that no round trip begins or ends
--- its transaction.
+-- As take_staged, and append the batches that were built of the records, as append_chunks does. It is one statement, so
+-- that its transaction needs no further round trips to begin and end.
 select decided.*
 from take_staged($1, $2, $3)
 cross join append_chunks(
@@ -118,7 +119,8 @@ with sized as (
     ) n
 ),
 taken as (
-    -- A range and no join: statistics of an empty table would have the planner compare each record with each other.
+    -- This uses a range and no join. With statistics of an empty table, the planner would compare each record with
+    -- every other.
     delete from staged_record r
     where r.xid = $1 and r.position > $2
         and r.position <= (select max(s.position) from sized s where s.bytes_before < $4)
@@ -151,8 +153,8 @@ select place_written($1, $2, $3);
 delete from staged_commit c where c.seq = $1 returning c.seq;
 
 -- name: staged_horizon
--- Every transaction below the first number has ended; transactions from the second on had not begun. And the last place
--- that any transaction has drawn.
+-- Every transaction below the first number has ended, and transactions from the second number on had not begun. The
+-- third value is the last place that any transaction has drawn.
 select
     pg_snapshot_xmin(s.snapshot)::text::bigint as xmin, pg_snapshot_xmax(s.snapshot)::text::bigint as xmax,
     (select q.last_value from staged_commit_seq q) as last_seq

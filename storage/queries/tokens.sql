@@ -55,11 +55,11 @@ where d.token_id = $1 and d.expires_ms >= c.now_ms
 returning d.expires_ms;
 
 -- name: delete_delegation_token
--- When it ended: now. Nothing if it was gone.
+-- Delete a token, and return the present time as its end. No row if the token was gone.
 delete from delegation_token where token_id = $1 returning (extract(epoch from clock_timestamp()) * 1000)::bigint as ended_ms;
 
 -- name: delete_expired_delegation_tokens
--- At most $1 of those that have ended.
+-- Delete at most $1 expired tokens, and return their ids.
 delete from delegation_token
 where token_id in (
     select d.token_id

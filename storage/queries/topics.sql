@@ -3,7 +3,7 @@
 select * from catalog_changes($1);
 
 -- name: catalog_revision
--- Rises with every change of the catalog or of broker settings.
+-- The catalog's revision, which rises with every change of the catalog or of broker settings.
 select revision from cluster;
 
 -- name: topic_by_name
@@ -35,7 +35,7 @@ group by t.topic_id;
 select * from create_topics($1, $2, $3, $4, $5);
 
 -- name: add_partitions
--- Null, or the refusal.
+-- Add partitions. Return null, or the reason for a refusal.
 select add_partitions($1, $2, $3::text::jsonb);
 
 -- name: assign_replicas
@@ -56,11 +56,11 @@ where t.topic_id = any ($1) and t.deleted_at is null
 group by t.topic_id;
 
 -- name: delete_topic
--- Return whether there was such a live topic.
+-- Hide a topic. Return whether a live topic had the id.
 select delete_topic($1);
 
 -- name: set_topic_configs
--- Removes the keys $3, then sets those of $2.
+-- Remove the keys $3, then set those of $2.
 select set_topic_configs($1, $2::text::jsonb, $3);
 
 -- name: broker_configs
@@ -68,23 +68,24 @@ select set_topic_configs($1, $2::text::jsonb, $3);
 select name, value from broker_config where broker = $1 order by name;
 
 -- name: set_broker_configs
--- Removes $4, then sets the names $2 to the values $3, for the broker $1.
+-- Remove the names $4, then set the names $2 to the values $3, for the broker $1.
 select set_broker_configs($1, $2, $3, $4);
 
 -- name: set_group_configs
--- Of group $1: removes $4, then sets the names $2 to the values $3.
+-- Remove the names $4 of group $1, then set the names $2 to the values $3.
 select set_group_configs($1, $2, $3, $4);
 
 -- name: set_client_quotas
--- Of users $1, client ids $2 and addresses $3 sets the quotas $4 to the values $5, or takes them away.
+-- Set the quotas $4 of users $1, client ids $2 and addresses $3 to the values $5, or remove them.
 select set_client_quotas($1, $2, $3, $4, $5);
 
 -- name: create_acls
--- With the keys $1: of resource types $2, pattern types $3, names $4, principals $5, hosts $6, operations $7, permissions $8.
+-- Create ACLs with the keys $1, resource types $2, pattern types $3, names $4, principals $5, hosts $6, operations $7
+-- and permissions $8.
 select create_acls($1, $2, $3, $4, $5, $6, $7, $8);
 
 -- name: delete_acls
--- The keys of $1 that existed.
+-- Delete ACLs, and return the keys of $1 that existed.
 select delete_acls($1) as acl_key;
 
 -- name: acls
@@ -92,5 +93,5 @@ select delete_acls($1) as acl_key;
 select resource_type, pattern_type, resource_name, principal, host, operation, permission from acl;
 
 -- name: cluster_id
--- Made once, with the schema.
+-- The cluster's id, created once with the schema.
 select cluster_id from cluster;

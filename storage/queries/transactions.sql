@@ -42,12 +42,13 @@ select save_transactional_producer($1, $2, $3, $4, $5, $6, $7, $8);
 select add_to_transaction($1, $2, $3, $4, $5, $6);
 
 -- name: end_transaction
--- Markers in the first partitions, offsets, and the row; nothing if the row is not as the caller had read it.
+-- End a transaction: write markers to the first partitions, the offsets, and the row. Write nothing if the row is not
+-- as the caller had read it.
 select * from end_transaction($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
 
 -- name: continue_end
--- Markers in the next partitions of a transaction whose end is decided; nothing if the row is not as the caller had
--- read it.
+-- Write markers to the next partitions of a transaction whose end is decided. Write nothing if the row is not as the
+-- caller had read it.
 select * from continue_end($1, $2, $3);
 
 -- name: overdue_transactions
@@ -64,7 +65,7 @@ order by t.started_at, t.transactional_id
 limit $3;
 
 -- name: expire_transactional_producers
--- Forgets at most $2 ids that have begun no transaction for $1 ms; how many.
+-- Forget at most $2 ids that have begun no transaction for $1 ms, and return their number.
 with idle as materialized (
     select t.transactional_id
     from transactional_producer t

@@ -34,6 +34,7 @@ def producer(request: pytest.FixtureRequest) -> StockProducer:
     return found
 
 
+@pytest.mark.long
 def test_paced_producer_keeps_its_pace_and_times_each_record(gateway: GatewayProcess, producer: StockProducer) -> None:
     topic = f"paced-{producer.name}"
     librdkafka.create_topic(gateway.bootstrap, topic, PARTITIONS)
@@ -47,6 +48,7 @@ def test_paced_producer_keeps_its_pace_and_times_each_record(gateway: GatewayPro
     assert 0 < statistics.median(produced.latencies_ms) < SECONDS * 1000
 
 
+@pytest.mark.long
 def test_producer_at_full_speed_counts_no_record_twice(gateway: GatewayProcess, producer: StockProducer) -> None:
     topic = f"produce-{producer.name}"
     librdkafka.create_topic(gateway.bootstrap, topic, PARTITIONS)

@@ -21,6 +21,7 @@ def step(count: int, *, p99_ms: float, backends_s: float = 0.1, answered_per_s: 
     return Step(count, Paced(1000.0, answered_per_s, 1.0, p99_ms), Spent(10.0, AT_REST, groups))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CURVES)
 def test_curve_measures_two_steps_of_real_nodes(name: str) -> None:
     warm_up_s, seconds = 0.5, 2.0

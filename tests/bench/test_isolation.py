@@ -68,6 +68,7 @@ def short_run(monkeypatch: pytest.MonkeyPatch, names: Sequence[str], seconds: fl
     return run
 
 
+@pytest.mark.long
 def test_reader_retention_backup_and_snapshot_do_their_work_beside_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     short_run(monkeypatch, ["cold-reader", "retention", "backup", "snapshot"], 5.0)
 

@@ -51,6 +51,7 @@ def test_each_target_and_each_program_of_commits_belongs_to_a_workload() -> None
     assert {name for name, _ in TARGETS} | set(commit_floor.FLOORS) <= set(WORKLOADS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "figures"),
     [

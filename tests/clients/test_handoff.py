@@ -35,7 +35,7 @@ AT_ONCE_S = 2.0
 
 @contextmanager
 def producing(bootstrap: str, topic: str, records_per_s: float) -> Iterator[None]:
-    """Produces records over all partitions, at this rate, in the background."""
+    """Produce records over all partitions, at this rate, in the background."""
     ended = threading.Event()
 
     def produce_evenly() -> None:
@@ -93,9 +93,7 @@ def test_drained_partitions_are_read_once(gateway_factory: GatewayFactory, kind:
 
 @pytest.mark.parametrize("kind", ["eager", "cooperative"])
 def test_a_held_member_of_a_short_session_stays_a_member(gateway_factory: GatewayFactory, kind: str) -> None:
-    """Point 28 of the acceptance list: the session timeout is six seconds, and the work that the new owner waits for
-    takes two.
-    """
+    """The session timeout is six seconds, and the work that the new owner waits for takes two."""
     session_s = 6.0
     stage = Stage(gateway_factory(QUICK), kind)
     admin = AdminClient({"bootstrap.servers": stage.gateway.bootstrap})
@@ -135,9 +133,7 @@ def test_a_held_member_of_a_short_session_stays_a_member(gateway_factory: Gatewa
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_prefetched_records_do_not_delay_a_handoff(gateway: GatewayProcess, kind: str) -> None:
-    """Point 26 of the acceptance list: the gateway has served a busy topic to its end, but the application has
-    processed little of it.
-    """
+    """The gateway has served a busy topic to its end, but the application has processed little of it."""
     client, assignor = KINDS[kind]
     base: type[ConfluentConsumer] = client
 
@@ -216,7 +212,7 @@ def test_discarded_prefetched_records_do_not_delay_a_handoff_in_mode_drain(
 
 
 def test_an_admin_client_that_describes_a_waiting_group_does_not_wait(gateway_factory: GatewayFactory) -> None:
-    """Point 29 of the acceptance list: two admin clients describe the group while its members wait for partitions."""
+    """Two admin clients describe the group while its members wait for partitions."""
     stage = Stage(gateway_factory(QUICK), "eager")
     bootstrap, group = stage.gateway.bootstrap, stage.group
     admin = AdminClient({"bootstrap.servers": bootstrap, "client.id": "same-for-all"})
@@ -252,7 +248,7 @@ def test_an_admin_client_that_describes_a_waiting_group_does_not_wait(gateway_fa
 def test_a_client_that_cannot_retry_continues_when_the_coordinator_can_hold_it_no_longer(
     gateway_factory: GatewayFactory,
 ) -> None:
-    """Point 29 of the acceptance list: aiokafka gives up at UNSTABLE_OFFSET_COMMIT, so it cannot retry."""
+    """aiokafka gives up at UNSTABLE_OFFSET_COMMIT, so it cannot retry."""
     stage = Stage(gateway_factory(QUICK), "eager")
     target = AiokafkaConsumer("second", stage.board, stage.gateway.bootstrap, stage.topic, stage.group, "range")
     try:

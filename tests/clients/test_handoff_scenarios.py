@@ -25,7 +25,7 @@ EVICTED = (confluent_kafka.KafkaError.UNKNOWN_MEMBER_ID, confluent_kafka.KafkaEr
 def test_a_source_that_commits_nothing_delays_the_handoff_until_the_configured_timeout(
     gateway_factory: GatewayFactory, kind: str
 ) -> None:
-    """Iggy's scenario 15; point 24 of the acceptance list."""
+    """Scenario 15 of Apache Iggy."""
     stage = Stage(gateway_factory(QUICK), kind, group_handoff_timeout_ms="3000")
     try:
         stage.read_everything()
@@ -39,7 +39,7 @@ def test_a_source_that_commits_nothing_delays_the_handoff_until_the_configured_t
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_source_that_leaves_delays_no_handoff(gateway_factory: GatewayFactory, kind: str) -> None:
-    """Iggy's scenario 21."""
+    """Scenario 21 of Apache Iggy."""
     stage = Stage(gateway_factory(QUICK), kind)
     try:
         first = stage.read_everything()
@@ -54,7 +54,7 @@ def test_a_source_that_leaves_delays_no_handoff(gateway_factory: GatewayFactory,
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_successor_of_a_target_that_leaves_waits_too(gateway_factory: GatewayFactory, kind: str) -> None:
-    """Iggy's scenarios 24 and 26: the successor waits for the same partition."""
+    """Scenarios 24 and 26 of Apache Iggy: the successor waits for the same partition."""
     stage = Stage(gateway_factory(QUICK), kind)
     try:
         first = stage.read_everything()
@@ -74,7 +74,7 @@ def test_the_successor_of_a_target_that_leaves_waits_too(gateway_factory: Gatewa
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_partition_that_was_never_read_moves_at_once(gateway_factory: GatewayFactory, kind: str) -> None:
-    """Iggy's scenario 20: the partition has no records."""
+    """Scenario 20 of Apache Iggy: the partition has no records."""
     stage = Stage(gateway_factory(QUICK), kind)
     try:
         stage.start("first")
@@ -90,7 +90,7 @@ def test_a_partition_that_was_never_read_moves_at_once(gateway_factory: GatewayF
 
 @pytest.mark.parametrize("kind", ["cooperative", "consumer"])
 def test_four_to_two_to_four_over_sixteen_partitions(gateway_factory: GatewayFactory, kind: str) -> None:
-    """Iggy's scenario 33, with a check of the intervals of ownership."""
+    """Scenario 33 of Apache Iggy, with a check of the intervals of ownership."""
     stage = Stage(gateway_factory(QUICK), kind, partitions=16)
     try:
         for name in "abcd":
@@ -108,7 +108,7 @@ def test_four_to_two_to_four_over_sixteen_partitions(gateway_factory: GatewayFac
 
 @pytest.mark.parametrize("kind", ["cooperative", "consumer"])
 def test_partitions_added_during_a_handoff_are_assigned(gateway_factory: GatewayFactory, kind: str) -> None:
-    """Iggy's scenario 14; point 32 of the acceptance list."""
+    """Scenario 14 of Apache Iggy."""
     stage = Stage(gateway_factory(QUICK), kind)
     try:
         first = stage.read_everything()
@@ -125,8 +125,7 @@ def test_partitions_added_during_a_handoff_are_assigned(gateway_factory: Gateway
 
 @pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
 def test_a_removed_member_cannot_commit_and_joins_again(gateway: GatewayProcess, assignor: str) -> None:
-    """Point 34 of the acceptance list: the member's next heartbeat is later than its commit, so the refused commit is
-    how it learns of its removal."""
+    """The member's next heartbeat is later than its commit, so it learns of its removal by the refused commit."""
     topic, group = create_topic(gateway.bootstrap, PARTITIONS), f"g-{uuid.uuid4().hex[:8]}"
     produce(gateway.bootstrap, topic)
     consumer = confluent_kafka.Consumer(

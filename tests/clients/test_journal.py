@@ -176,7 +176,7 @@ def test_the_journal_records_a_missed_heartbeat(gateway: GatewayProcess, capsys:
         async with member(gateway.bootstrap, group, session_timeout_ms=session_ms) as one:
             await settle(one)
             assert await one.heartbeat() == ErrorCode.NONE
-            # The passing of time itself is under test.
+            # The test waits because it checks the passing of time itself.
             await asyncio.sleep(session_ms * 0.7 / 1000)
             assert await one.heartbeat() == ErrorCode.NONE
             await one.leave()
@@ -204,7 +204,7 @@ def test_the_journal_records_a_lost_member_and_its_refused_commits(
         ):
             await settle(silent, lively)
             old = silent.generation_id
-            # Its session ends, and the remaining member starts the next generation.
+            # The member's session ends, and the remaining member starts the next generation.
             await told_to_rejoin(lively)
             assert (await lively.join()).error_code == ErrorCode.NONE
             assert await silent.commit(name, 3) == ErrorCode.UNKNOWN_MEMBER_ID

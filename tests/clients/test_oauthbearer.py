@@ -1,4 +1,6 @@
-"""Stock clients authenticate with access tokens, and continue with new tokens when these expire."""
+"""If aiokafka's token is refused, the client mistakes the reason of the refusal for a success, also with Kafka. So this
+test cannot check a refusal.
+"""
 
 # The type stubs of these clients declare only a part of their API.
 # pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false, reportCallIssue=false

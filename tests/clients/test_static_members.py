@@ -19,7 +19,7 @@ STOPPED_S = SESSION_S + 2
 
 
 def test_static_member_goes_on_after_a_commit_without_a_member_id(gateway: GatewayProcess) -> None:
-    """librdkafka drops its member id when its session ends without an answer, and commits all the same. Kafka answers
+    """librdkafka drops its member id when its session ends without an answer, and still commits. Kafka answers
     FENCED_INSTANCE_ID, although no other process has the instance, and librdkafka stops for good."""
     topic = create_topic(gateway.bootstrap, 1)
     producer = Producer({"bootstrap.servers": gateway.bootstrap})

@@ -151,8 +151,11 @@ async def test_a_reassignment_and_an_election_are_seen_by_every_node(start: Star
                 ReassignableTopic(name=topic, partitions=(ReassignablePartition(partition_index=0, replicas=(2, 0)),)),
             )
         )
-        answer = await clients[1].send(moved, 0)
-        assert answer.responses[0].partitions[0].error_code == ErrorCode.NONE, answer
+
+        async def moving() -> int:
+            return (await clients[1].send(moved, 0)).responses[0].partitions[0].error_code
+
+        await until_equal(moving, ErrorCode.NONE)  # node 1 learns of a node when it next reads the registrations
         for client in clients:
             await until_equal(lambda client=client: placed(client, topic), (0, (2, 0), (2, 0), ()))
         elected = await clients[1].send(ElectLeadersRequest(topic_partitions=None), 2)

@@ -574,7 +574,7 @@ def test_a_scenario_that_kafka_passes_and_we_do_not_is_red(tmp_path: Path, monke
     card = json.loads((tmp_path / "compatibility.json").read_text())
     assert [row["scenario"] for _, row in red(card)] == ["left", "theirs"]
     text = (tmp_path / "compatibility.md").read_text()
-    # Kafka does not know "new". "listed" was left out when Kafka was asked, which is no answer of Kafka's.
+    # Kafka does not know the scenario "new". "listed" was left out when Kafka was asked, so Kafka gave no answer to it.
     assert "| One | Apache Kafka 9 | 2026-01-02 | 2 | 3 | **2** | 1 | 2 | 1 |" in text
     assert "| One | C | 1.0 | 3 | 2 | 0 | 2 | 2 | 0 |" in text
     assert "| later | ? | 1.0 | not served |" in text
@@ -604,7 +604,7 @@ def test_asking_kafka_a_part_of_a_suite_keeps_its_other_answers(tmp_path: Path) 
         tmp_path, [result(Row("a", "failed", 0.0, "why a"), Row("b", "failed", 0.0, "why b"))], keep_others=False
     )
     write_oracle(tmp_path, [result(Row("a", "passed", 0.0))], keep_others=True, keep_rows=True)
-    # Kafka's program was killed, which is no answer of Kafka's.
+    # Kafka's program was killed, so Kafka gave no answer.
     write_oracle(tmp_path, [result(Row("a", "failed", 0.0), Row("(suite)", "failed", 0.0, "killed"))], keep_others=True)
     said = json.loads((tmp_path / "oracle.json").read_text())["fake"]
     assert said["outcomes"] == {"a": "passed", "b": "failed"}

@@ -17,7 +17,7 @@ STABLE = GroupState.STABLE
 
 
 def held_requests(group: Group) -> set[RequestId]:
-    """The requests that the group still owes an answer."""
+    """Requests that the group must still answer."""
     return {
         parked.request_id
         for member in group.members.values()

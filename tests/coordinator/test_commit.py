@@ -1,4 +1,4 @@
-"""Conditions under which offsets may be committed (scenarios 84-88)."""
+"""Conditions under which offsets may be committed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ NONE = ErrorCode.NONE
 
 @pytest.mark.parametrize(("version", "error"), [(8, ErrorCode.ILLEGAL_GENERATION), (9, ErrorCode.GROUP_ID_NOT_FOUND)])
 def test_a_members_commit_to_a_missing_group(version: int, error: ErrorCode) -> None:
-    """Scenario 84."""
     scene = Scene()
     before = scene.group
     assert scene.commit("a", "m", generation=1, version=version).error is error
@@ -23,7 +22,6 @@ def test_a_members_commit_to_a_missing_group(version: int, error: ErrorCode) -> 
 
 
 def test_a_members_commit_is_checked() -> None:
-    """Scenario 85."""
     scene = Scene()
     a, _ = scene.stable("a", "b", instances={"a": "ia"})
     before = scene.group
@@ -37,7 +35,6 @@ def test_a_members_commit_is_checked() -> None:
 
 
 def test_commit_between_join_and_sync_is_refused() -> None:
-    """Scenario 86."""
     scene = Scene()
     a, _ = scene.completing("a", "b")
     before = scene.group
@@ -47,7 +44,6 @@ def test_commit_between_join_and_sync_is_refused() -> None:
 
 
 def test_a_commit_without_identity_needs_a_group_without_members() -> None:
-    """Scenarios 86 and 88."""
     scene = Scene()
     assert scene.commit("x", generation=-1).error is NONE
     assert scene.group.exists
@@ -60,7 +56,7 @@ def test_a_commit_without_identity_needs_a_group_without_members() -> None:
 
 
 def test_a_commit_keeps_the_session() -> None:
-    """Scenario 87: also while the member revokes, in PreparingRebalance."""
+    """A member may also commit while it revokes, in PreparingRebalance."""
     scene = Scene()
     a, b = scene.stable("a", "b")
     scene.join("a", a)

@@ -35,7 +35,7 @@ CODES = {
 }
 
 DELAYED = Settings(group_initial_rebalance_delay_ms=3000)
-"""A delay with which a held first join of a group without members is visible."""
+"""An initial delay, which makes it visible that the first join of a group without members is held."""
 
 CHANGED = protocols("range", topics=("t", "u"))
 

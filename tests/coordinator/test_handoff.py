@@ -1,5 +1,5 @@
-"""Handing partitions over in classic groups: which members are held, what ends each wait, and that waits form no
-circle.
+"""Handing partitions over in classic groups: which members are held, what ends each wait, and that members never wait
+for each other in a circle.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def assigned(scene: Scene, shares: dict[str, bytes]) -> dict[str, Asked]:
 
 
 def rude(scene: Handing) -> tuple[str, str, dict[str, Asked]]:
-    """The leader assigns b what a still claims."""
+    """The leader assigns to b a partition that a still claims."""
     a, b = scene.completing("a", "b", offer=owning())
     assigned(scene, {a: given(0, 1, 2), b: given()})
     again(scene, (a, owning(0, 1, 2)), (b, owning()))
@@ -93,7 +93,7 @@ def rude(scene: Handing) -> tuple[str, str, dict[str, Asked]]:
 
 
 def moved(scene: Handing, name: str = EAGER) -> tuple[str, str, dict[str, Asked]]:
-    """All members follow the rule: partition 2 of a becomes b's after a has released it."""
+    """All members follow the rule: a releases partition 2, and then b receives it."""
     a, b = scene.completing("a", "b", offer=owning(name=name))
     assigned(scene, {a: given(0, 1, 2), b: given()})
     if name == STICKY:
@@ -231,7 +231,7 @@ def test_source_of_another_wait_is_not_held() -> None:
 
 
 def test_target_waits_for_an_absent_static_source() -> None:
-    """This applies to an eager group, too: the member has not joined again, so it has not released its partitions."""
+    """This holds in an eager group, too: a member that has not joined again has not released its partitions."""
     scene = Handing()
     a, b = scene.completing("a", "b", instances={"b": "i"}, offer=owning(name=EAGER))
     scene.sync("b", b, instance="i")
@@ -278,7 +278,8 @@ def test_no_member_waits_for_a_deleted_topic() -> None:
 
 
 def taken_over(scene: Handing, after_ms: int, lead_ms: int | None, *, by_an_older_release: bool = False) -> Handing:
-    """Return the group as another node reads it, whose clock is that far ahead, or unknown if None."""
+    """Return the group as another node reads it. That node's clock is this far ahead; None if the difference is
+    unknown."""
     rows: dict[MemberId, Document] = {}
     for key in scene.group.members:
         row = stored_member(scene.group, key)

@@ -1,4 +1,4 @@
-"""Heartbeat, LeaveGroup, DescribeGroups and DeleteGroups (scenarios 46-55)."""
+"""Heartbeat, LeaveGroup, DescribeGroups and DeleteGroups."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ EMPTY = GroupState.EMPTY
 
 
 def test_heartbeat_of_an_unknown_member_changes_nothing() -> None:
-    """Scenario 46."""
     assert Scene().heartbeat("a", "ghost").error is UNKNOWN
     scene = Scene()
     (a,) = scene.stable("a")
@@ -35,7 +34,6 @@ def test_heartbeat_of_an_unknown_member_changes_nothing() -> None:
 
 
 def test_a_pending_member_has_no_heartbeat() -> None:
-    """Scenario 46."""
     scene = Scene()
     scene.stable("a")
     pending = scene.join("b", version=4).join.member_id
@@ -43,7 +41,7 @@ def test_a_pending_member_has_no_heartbeat() -> None:
 
 
 def test_heartbeat_reports_a_rebalance_only_while_it_prepares() -> None:
-    """Scenario 47: and keep the session in either state."""
+    """The heartbeat also keeps the session alive, in either state."""
     scene = Scene()
     a, b = scene.stable("a", "b")
     scene.join("a", a)
@@ -58,7 +56,6 @@ def test_heartbeat_reports_a_rebalance_only_while_it_prepares() -> None:
 
 
 def test_the_heartbeat_of_a_replaced_static_member_is_fenced() -> None:
-    """Scenario 48."""
     scene = Scene()
     (a,) = scene.stable("a", instances={"a": "ia"})
     scene.join("a2", instance="ia", version=5)
@@ -111,7 +108,6 @@ def test_lost_time_or_a_held_join_does_not_count_as_silence() -> None:
 
 
 def test_leaving_a_missing_group_is_unknown_for_each() -> None:
-    """Scenarios 49 and 51."""
     scene = Scene()
     before = scene.group
     asked = scene.leave("a", "m", ("", "ia"), ("", None))
@@ -120,13 +116,11 @@ def test_leaving_a_missing_group_is_unknown_for_each() -> None:
 
 
 def test_leaving_a_dead_group() -> None:
-    """Scenario 49."""
     scene = Scene(Group("g", GroupState.DEAD))
     assert scene.leave("a", "m").error is ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
 def test_the_last_member_that_leaves_empties_the_group() -> None:
-    """Scenario 49."""
     scene = Scene()
     (a,) = scene.stable("a")
     assert scene.leave("a", a).codes == [NONE]
@@ -135,7 +129,6 @@ def test_the_last_member_that_leaves_empties_the_group() -> None:
 
 
 def test_leave_checks_the_instance() -> None:
-    """Scenario 50."""
     scene = Scene()
     a, _ = scene.stable("a", "b", instances={"a": "ia"})
     before = scene.group
@@ -146,7 +139,7 @@ def test_leave_checks_the_instance() -> None:
 
 
 def test_a_batch_has_a_code_for_each_and_one_rebalance() -> None:
-    """Scenarios 51 and 52: a second mention of a member finds it gone."""
+    """A member that is named twice is already removed at the second mention."""
     scene = Scene()
     instances = {"a": "ia", "b": "ib"}
     a, b, c, d = scene.stable("a", "b", "c", "d", instances=instances)
@@ -161,7 +154,6 @@ def test_a_batch_has_a_code_for_each_and_one_rebalance() -> None:
 
 
 def test_a_pending_member_that_leaves_a_stable_group_is_no_rebalance() -> None:
-    """Scenario 52."""
     scene = Scene()
     scene.stable("a")
     pending = scene.join("p", version=4).join.member_id
@@ -170,7 +162,6 @@ def test_a_pending_member_that_leaves_a_stable_group_is_no_rebalance() -> None:
 
 
 def test_a_pending_member_that_leaves_lets_the_barrier_fall() -> None:
-    """Scenario 52."""
     scene = Scene()
     (a,) = scene.stable("a")
     pending = scene.join("p", version=4).join.member_id
@@ -189,7 +180,7 @@ def test_a_member_that_leaves_while_its_join_is_held_is_answered() -> None:
 
 
 def test_only_a_stable_group_shows_metadata() -> None:
-    """Scenario 53: assignments are shown as they are stored."""
+    """Assignments are shown as they are stored."""
     scene = Scene()
     a, b = scene.completing("a", "b")
     shown = describe(scene.group)
@@ -206,13 +197,11 @@ def test_only_a_stable_group_shows_metadata() -> None:
 
 
 def test_a_missing_group_is_shown_as_dead() -> None:
-    """Scenario 53."""
     shown = describe(Group("g"))
     assert (shown.state, shown.protocol_type, shown.members) == ("Dead", "", ())
 
 
 def test_only_an_empty_group_can_be_deleted() -> None:
-    """Scenario 55."""
     scene = Scene()
     assert scene.delete().error is ErrorCode.GROUP_ID_NOT_FOUND
     (a,) = scene.stable("a")
@@ -234,7 +223,6 @@ def test_pending_ids_go_with_a_deleted_group() -> None:
 
 
 def test_offsets_of_subscribed_topics_are_kept() -> None:
-    """Scenario 82."""
     assert offset_delete_refusal(CLASSIC.summary(Group("g"))) is ErrorCode.GROUP_ID_NOT_FOUND
     scene = Scene()
     (a,) = scene.stable("a", offer=protocols("range", topics=("t", "u")))
@@ -246,7 +234,6 @@ def test_offsets_of_subscribed_topics_are_kept() -> None:
 
 
 def test_a_group_whose_subscriptions_cannot_be_read_keeps_all_offsets() -> None:
-    """Scenarios 76 and 82."""
     scene = Scene()
     scene.stable("a", offer=(("range", b"\xff"),))
     assert scene.group.subscribed_topics is None

@@ -1,4 +1,4 @@
-"""JoinGroup, by the scenarios of the reference (1-24; numbers in the docstrings)."""
+"""JoinGroup: which joins are accepted, held and refused, and how they change the group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FULL = ErrorCode.GROUP_MAX_SIZE_REACHED
 
 
 def test_a_named_member_cannot_join_a_missing_group() -> None:
-    """Scenario 1: and the group is not created by trying."""
+    """A refused join does not create the group either."""
     scene = Scene()
     before = scene.group
     asked = scene.join("c", "ghost")
@@ -30,7 +30,6 @@ def test_a_named_member_cannot_join_a_missing_group() -> None:
 
 
 def test_an_unknown_member_leaves_a_live_group_alone() -> None:
-    """Scenario 2."""
     scene = Scene()
     scene.stable("a", "b")
     before = scene.group
@@ -40,7 +39,6 @@ def test_an_unknown_member_leaves_a_live_group_alone() -> None:
 
 @pytest.mark.parametrize("member_id", ["", "m"])
 def test_a_dead_group_sends_joiners_away(member_id: str) -> None:
-    """Scenario 3."""
     scene = Scene(Group("g", GroupState.DEAD, exists=True))
     assert scene.join("c", member_id).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
 
@@ -50,7 +48,7 @@ NOTHING_OFFERED = [("", RANGE), ("consumer", ()), ("consumer", protocols(""))]
 
 @pytest.mark.parametrize(("protocol_type", "offer"), NOTHING_OFFERED, ids=["no type", "no protocols", "nameless"])
 def test_join_without_protocols_to_a_missing_group_is_refused(protocol_type: str, offer: Protocols) -> None:
-    """Scenario 4: a blank id comes back, and nothing is created."""
+    """The response repeats the blank id, and nothing is created."""
     scene = Scene()
     before = scene.group
     asked = scene.join("c", protocol_type=protocol_type, offer=offer)
@@ -60,7 +58,7 @@ def test_join_without_protocols_to_a_missing_group_is_refused(protocol_type: str
 
 @pytest.mark.parametrize(("protocol_type", "offer"), [*NOTHING_OFFERED, ("connect", RANGE)])
 def test_join_without_a_common_protocol_is_refused(protocol_type: str, offer: Protocols) -> None:
-    """Scenario 4, in a live group."""
+    """The join is refused in a group with members, too."""
     scene = Scene()
     scene.stable("a")
     before = scene.group
@@ -70,7 +68,6 @@ def test_join_without_a_common_protocol_is_refused(protocol_type: str, offer: Pr
 
 
 def test_disjoint_protocols_are_refused_and_the_member_can_still_rejoin() -> None:
-    """Scenario 5."""
     scene = Scene()
     (a,) = scene.stable("a")
     assert scene.join("b", offer=protocols("sticky")).error is INCONSISTENT
@@ -80,7 +77,7 @@ def test_disjoint_protocols_are_refused_and_the_member_can_still_rejoin() -> Non
 
 
 def test_the_protocol_type_is_null_on_errors_and_set_on_success() -> None:
-    """Scenario 6: the machine answers with all fields, and the handler writes the fields of the request's version."""
+    """The machine answers with all fields, and the handler writes the fields of the request's version."""
     scene = Scene()
     (a,) = scene.stable("a")
     assert scene.join("a", a).join.protocol_type == "consumer"
@@ -90,7 +87,7 @@ def test_the_protocol_type_is_null_on_errors_and_set_on_success() -> None:
 
 
 def test_max_size_admits_n_of_n_plus_one_two_step_joins() -> None:
-    """Scenario 7: a refused member loses the id it was given, so it delays no other member."""
+    """A refused member loses the id it was given, so it delays no other member."""
     scene = Scene(delay_ms=3000, group_max_size=2)
     ids = [scene.join(c, version=4).join.member_id for c in "abc"]
     joins = [scene.join(c, member_id, version=4) for c, member_id in zip("abc", ids, strict=True)]
@@ -102,7 +99,6 @@ def test_max_size_admits_n_of_n_plus_one_two_step_joins() -> None:
 
 
 def test_max_size_admits_n_of_n_plus_one_direct_joins() -> None:
-    """Scenario 8."""
     scene = Scene(delay_ms=3000, group_max_size=2)
     joins = [scene.join(c, version=3) for c in "abc"]
     scene.advance(7_000)
@@ -111,7 +107,6 @@ def test_max_size_admits_n_of_n_plus_one_direct_joins() -> None:
 
 
 def test_max_size_counts_a_returning_static_member_once() -> None:
-    """Scenario 9."""
     scene = Scene(group_max_size=2)
     instances = {"a": "ia", "b": "ib"}
     scene.stable("a", "b", instances=instances)
@@ -120,7 +115,7 @@ def test_max_size_counts_a_returning_static_member_once() -> None:
 
 
 def test_all_incumbents_may_rejoin_a_full_group() -> None:
-    """Scenario 10: members in the group rejoin, and a newcomer is refused in the meantime."""
+    """Members of the group rejoin, and a newcomer is refused in the meantime."""
     scene = Scene(group_max_size=3)
     a, b, c = scene.stable("a", "b", "c")
     held = [scene.join("a", a), scene.join("b", b)]
@@ -132,7 +127,6 @@ def test_all_incumbents_may_rejoin_a_full_group() -> None:
 
 
 def test_last_members_to_rejoin_are_removed_after_max_size_is_lowered() -> None:
-    """Scenario 11."""
     scene = Scene()
     a, b, c = scene.stable("a", "b", "c")
     scene.settings = Scene(group_max_size=2).settings
@@ -142,7 +136,7 @@ def test_last_members_to_rejoin_are_removed_after_max_size_is_lowered() -> None:
 
 
 def test_a_new_member_is_not_held_for_ever() -> None:
-    """Scenario 13: its first join is answered 25 after five minutes."""
+    """The member's first join is answered with error 25 (UNKNOWN_MEMBER_ID) after five minutes."""
     scene = Scene()
     scene.stable("a", "b")
     held = scene.join("c", rebalance_ms=1_000_000, session_ms=6_000)
@@ -156,7 +150,6 @@ def test_a_new_member_is_not_held_for_ever() -> None:
 
 
 def test_a_new_member_has_its_own_session_once_it_is_answered() -> None:
-    """Scenario 14."""
     scene = Scene()
     (a,) = scene.stable("a")
     assert scene.group.session_deadlines[scene.member(a).member_id] == scene.now_ms + SESSION_MS
@@ -168,7 +161,7 @@ def test_a_new_member_has_its_own_session_once_it_is_answered() -> None:
 
 
 def test_a_static_member_joins_at_once() -> None:
-    """Scenario 15: no MEMBER_ID_REQUIRED; the id comes from the instance."""
+    """The coordinator does not answer MEMBER_ID_REQUIRED. It derives the member id from the instance id."""
     scene = Scene()
     asked = scene.join("a", instance="ia", version=9)
     assert asked.error is NONE
@@ -177,7 +170,6 @@ def test_a_static_member_joins_at_once() -> None:
 
 
 def test_a_pending_id_with_an_instance_is_rejected() -> None:
-    """Scenario 16."""
     scene = Scene()
     pending = scene.join("a", version=5).join.member_id
     before = scene.group
@@ -186,7 +178,7 @@ def test_a_pending_id_with_an_instance_is_rejected() -> None:
 
 
 def test_the_end_of_the_join_phase_must_be_stored_before_it_is_answered() -> None:
-    """Scenarios 17 and 18: a step that is not stored has changed nothing; the stored group has no assignments yet."""
+    """A step that is not stored has changed nothing. The stored group has no assignments yet."""
     scene = Scene()
     asked = scene.join("a")
     assert asked.error is NONE
@@ -197,7 +189,6 @@ def test_the_end_of_the_join_phase_must_be_stored_before_it_is_answered() -> Non
 
 @pytest.mark.parametrize("state", ["completing", "stable"])
 def test_changed_metadata_rebalances(state: str) -> None:
-    """Scenario 19."""
     scene = Scene()
     _, b = getattr(scene, state)("a", "b")
     assert scene.join("b", b, offer=protocols("range", topics=("t", "u"))).parked
@@ -205,7 +196,6 @@ def test_changed_metadata_rebalances(state: str) -> None:
 
 
 def test_a_leader_that_rejoins_unchanged_rebalances_a_stable_group() -> None:
-    """Scenarios 20 and 22."""
     scene = Scene()
     a, _ = scene.stable("a", "b")
     assert scene.join("a", a).parked
@@ -213,7 +203,7 @@ def test_a_leader_that_rejoins_unchanged_rebalances_a_stable_group() -> None:
 
 
 def test_a_follower_that_rejoins_unchanged_is_answered_at_once() -> None:
-    """Scenario 21: same generation, no members."""
+    """The reply names the same generation and lists no members."""
     scene = Scene()
     a, b = scene.stable("a", "b")
     asked = scene.join("b", b)
@@ -223,7 +213,7 @@ def test_a_follower_that_rejoins_unchanged_is_answered_at_once() -> None:
 
 
 def test_leader_that_rejoins_receives_the_members_again() -> None:
-    """Scenario 21, in CompletingRebalance."""
+    """The group is in CompletingRebalance."""
     scene = Scene()
     a, b = scene.completing("a", "b")
     asked = scene.join("a", a)
@@ -232,7 +222,6 @@ def test_leader_that_rejoins_receives_the_members_again() -> None:
 
 
 def test_a_member_of_an_emptied_group_is_unknown() -> None:
-    """Scenario 23."""
     scene = Scene()
     (a,) = scene.stable("a")
     scene.leave("a", a)

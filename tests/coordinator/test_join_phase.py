@@ -1,4 +1,4 @@
-"""The join phase in time (scenarios 25-36)."""
+"""The join phase in time: when it ends, and which members it waits for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ STABLE = GroupState.STABLE
 
 
 def test_the_first_join_of_an_empty_group_waits_out_the_initial_delay() -> None:
-    """Scenario 25."""
     scene = Scene(delay_ms=3000)
     held = scene.join("a")
     scene.advance(2_999)
@@ -29,7 +28,6 @@ def test_the_first_join_of_an_empty_group_waits_out_the_initial_delay() -> None:
 
 
 def test_each_newcomer_prolongs_the_initial_delay_by_one_delay() -> None:
-    """Scenario 26."""
     scene = Scene(delay_ms=3000)
     first = scene.join("a")
     scene.advance(2_000)
@@ -45,7 +43,6 @@ def test_each_newcomer_prolongs_the_initial_delay_by_one_delay() -> None:
 
 
 def test_prolonging_ends_with_the_rebalance_timeout() -> None:
-    """Scenario 27."""
     scene = Scene(delay_ms=3000)
     first = scene.join("a", rebalance_ms=7_000)
     for at in range(6):
@@ -60,7 +57,6 @@ def test_prolonging_ends_with_the_rebalance_timeout() -> None:
 
 
 def test_pending_member_delays_a_later_rebalance_until_it_joins() -> None:
-    """Scenario 28."""
     scene = Scene()
     (a,) = scene.stable("a")
     pending = scene.join("b", version=4).join.member_id
@@ -72,7 +68,6 @@ def test_pending_member_delays_a_later_rebalance_until_it_joins() -> None:
 
 
 def test_pending_member_delays_a_later_rebalance_until_it_expires() -> None:
-    """Scenarios 28, 33 and 36."""
     scene = Scene()
     (a,) = scene.stable("a")
     scene.join("b", version=4, session_ms=6_000)
@@ -94,7 +89,6 @@ def test_pending_member_does_not_prolong_the_initial_delay() -> None:
 
 
 def test_a_laggard_is_removed_and_starts_a_new_generation_later() -> None:
-    """Scenarios 29 and 30."""
     scene = Scene()
     a, b = scene.stable("a", "b")
     held = scene.join("a", a)
@@ -109,7 +103,7 @@ def test_a_laggard_is_removed_and_starts_a_new_generation_later() -> None:
 
 
 def test_a_tick_on_an_empty_group_does_nothing() -> None:
-    """Scenario 31: nor does one that comes early, late or twice."""
+    """An early, late or repeated Tick does not change the result either."""
     scene = Scene()
     (a,) = scene.stable("a")
     before = scene.group
@@ -124,7 +118,7 @@ def test_a_tick_on_an_empty_group_does_nothing() -> None:
 
 
 def test_join_phase_of_absent_static_members_continues_until_they_expire() -> None:
-    """Scenario 32: dynamic laggards are removed and static ones stay. Without a leader the phase begins again."""
+    """Dynamic members that are late are removed, and static ones stay. Without a leader the phase begins again."""
     scene = Scene()
     instances = {"a": "ia", "b": "ib"}
     _, _, c = scene.stable("a", "b", "c", instances=instances)
@@ -143,7 +137,7 @@ def test_join_phase_of_absent_static_members_continues_until_they_expire() -> No
 
 
 def test_the_generation_rises_by_one_with_each_rebalance() -> None:
-    """Scenario 34: the generation rises only when the join phase ends."""
+    """The generation rises only when the join phase ends."""
     scene = Scene()
     a, b = scene.stable("a", "b")
     before = scene.generation
@@ -154,7 +148,6 @@ def test_the_generation_rises_by_one_with_each_rebalance() -> None:
 
 
 def test_a_silent_member_is_removed_exactly_at_its_session_timeout() -> None:
-    """Scenario 35."""
     scene = Scene()
     a, b = scene.stable("a", "b")
     scene.advance(SESSION_MS - 1)
@@ -166,7 +159,6 @@ def test_a_silent_member_is_removed_exactly_at_its_session_timeout() -> None:
 
 
 def test_heartbeats_keep_a_session() -> None:
-    """Scenario 35."""
     scene = Scene()
     (a,) = scene.stable("a")
     for _ in range(10):
@@ -176,7 +168,7 @@ def test_heartbeats_keep_a_session() -> None:
 
 
 def test_a_session_that_ends_while_the_join_is_held_counts_as_alive() -> None:
-    """Scenario 35: the others may take their whole rebalance timeout."""
+    """The other members may take their whole rebalance timeout."""
     scene = Scene()
     a, b = scene.stable("a", "b")
     held = scene.join("a", a)
@@ -191,7 +183,6 @@ def test_a_session_that_ends_while_the_join_is_held_counts_as_alive() -> None:
 
 
 def test_expired_member_no_longer_delays_the_join_phase() -> None:
-    """Scenarios 35 and 36."""
     scene = Scene()
     a, _ = scene.stable("a", "b")
     held = scene.join("a", a)
@@ -242,7 +233,7 @@ def test_several_members_that_expire_together_cost_one_rebalance(late_ms: int) -
 
 
 def test_vote_prefers_the_most_preferred_common_protocol() -> None:
-    """74 in the barrier: `sticky` is not everyone's, `roundrobin` has two votes of three."""
+    """Not every member lists `sticky`, and `roundrobin` has two votes of three."""
     scene = Scene(delay_ms=100)
     joins = [
         scene.join("a", offer=protocols("range", "roundrobin")),
@@ -262,7 +253,6 @@ def test_the_leader_sees_the_metadata_of_the_chosen_protocol() -> None:
 
 
 def test_a_leader_that_rejoins_stays_leader_and_one_that_does_not_is_replaced() -> None:
-    """Scenario 75."""
     scene = Scene()
     a, b, c = scene.stable("a", "b", "c")
     scene.join("c", c, offer=protocols("range", topics=("u",)))

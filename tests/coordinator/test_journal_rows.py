@@ -58,7 +58,8 @@ class Journaled(Scene):
 
 
 def rebalanced(scene: Journaled, after_ms: int) -> str:
-    """Let a third member join two; the second rejoins that much later than the others. Return the second's id."""
+    """Let a third member join a group of two. The second member rejoins this much later than the others. Return the
+    second member's id."""
     a, b = scene.stable("a", "b")
     scene.rows.clear()
     scene.join("c")

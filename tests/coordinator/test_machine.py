@@ -47,7 +47,7 @@ class Counting:
     durable: frozenset[type[Fact]] = field(default_factory=frozenset[type[Fact]])
 
     def takes(self, group: Counter, event: Any) -> bool:
-        """Accept heartbeats once it has counted to ten."""
+        """Accept heartbeats once the group has counted to ten."""
         return isinstance(event, Heartbeat) and group.count >= 10
 
     def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Any) -> Adopted[Counter] | None:

@@ -45,7 +45,7 @@ class Watched(Scene):
     """A scene that knows a topic `t` of three partitions, and keeps the observer's reports."""
 
     def __init__(self, *, group_cooperative_guard: bool = False) -> None:
-        """Build a group without holds, so that the test concerns the observer alone."""
+        """Build a group without holds, so that the test depends on the observer alone."""
         super().__init__(group_cooperative_guard=group_cooperative_guard, handoff=HandoffSettings(HandoffMode.OFF))
         self.seen: list[ProtocolViolated] = []
         self.withheld: list[PartitionsWithheld] = []
@@ -88,7 +88,7 @@ def partitions_of(asked: Asked) -> set[int]:
 
 
 def two(scene: Watched, first: Protocols | None = None, second: Protocols | None = None) -> tuple[str, str]:
-    """Return members a (leads) and b in a generation that waits for its assignments."""
+    """Return members a (the leader) and b in a generation that waits for its assignments."""
     a, b = scene.completing("a", "b", offer=claiming())
     if first is None and second is None:
         return a, b
@@ -164,9 +164,8 @@ def test_member_that_claims_nothing_is_named() -> None:
 
 
 def test_a_member_that_offers_an_eager_protocol_too_is_eager_and_not_blamed() -> None:
-    """KIP-429: Java's consumer with both protocols revokes everything before it joins, whether or not the eager one was
-    chosen.
-    """
+    """KIP-429: a member of Java's consumer with both kinds of protocols revokes everything before it joins, even
+    if the cooperative one was chosen."""
     scene = Watched()
     both = (*claiming(), *claiming(name="range"))
     a, b = scene.completing("a", "b", offer=both)
@@ -179,7 +178,7 @@ def test_a_member_that_offers_an_eager_protocol_too_is_eager_and_not_blamed() ->
 
 
 def test_a_member_that_lost_everything_is_not_blamed() -> None:
-    """The member names no generation: it learnt that it was removed, and starts from nothing."""
+    """The member names no generation: it has learnt that it was removed, and owns nothing."""
     scene = Watched()
     two(scene, claiming(generation=-1), claiming())
     assert Violation.NOTHING_TAKEN not in scene.kinds

@@ -1,4 +1,4 @@
-"""Votes, compatibility and subscriptions (scenarios 74, 76, 83)."""
+"""Votes, compatibility and subscriptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group read back from storage (scenarios 12, 57)."""
+"""A group read back from storage."""
 
 from __future__ import annotations
 
@@ -53,7 +53,6 @@ def test_restored_stable_group_needs_no_rebalance() -> None:
 
 
 def test_everyone_has_a_full_session_to_be_heard_again_and_no_grace() -> None:
-    """Scenario 57."""
     scene = Scene()
     scene.stable("a", "b")
     again = restart(scene)
@@ -97,7 +96,6 @@ def test_an_empty_group_keeps_its_generation() -> None:
 
 
 def test_a_group_that_became_too_large_rebalances_at_once() -> None:
-    """Scenario 12."""
     scene = Scene()
     a, b, c = scene.stable("a", "b", "c")
     again = restart(scene, group_max_size=2)

@@ -41,7 +41,7 @@ def test_a_second_join_without_an_id_on_one_connection_is_the_same_member() -> N
 
 @pytest.mark.parametrize("version", [3, 4])
 def test_a_member_that_forgot_its_id_is_that_member_again(version: int) -> None:
-    """This also applies if the version would ask a newcomer to return with an id."""
+    """Joins are held even in versions in which a newcomer must return with an id."""
     scene = Scene()
     _, b = scene.stable("a", "b")
     assert scene.join("b", version=version).join.member_id == b

@@ -16,7 +16,7 @@ from .simulation.run import run
 BLOCKS = int(os.environ.get("SLUICE_SIMULATION_BLOCKS", "10"))
 BLOCKS_EACH_TIME = 2
 SEEDS_PER_BLOCK = 200
-"""About 10 ms each."""
+"""Each seed takes about 10 ms."""
 
 TRANSITIONS = {
     (event.__name__, state, leads_to)
@@ -26,7 +26,7 @@ TRANSITIONS = {
     for leads_to in cell.leads_to
 }
 SEEDS_OF_TRANSITIONS = (57, 922, 799, 28, 300, 672, 609, 20, 64, 289)
-"""Together they meet every transition."""
+"""Seeds that together meet every transition."""
 
 
 def transitions_met(seed: int) -> set[tuple[str, GroupState, GroupState]]:

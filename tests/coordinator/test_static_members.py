@@ -1,4 +1,4 @@
-"""Static members: replacement, fencing, absence (scenarios 58-72)."""
+"""Static members: replacement, fencing, absence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREPARING = GroupState.PREPARING_REBALANCE
 COMPLETING = GroupState.COMPLETING_REBALANCE
 STABLE = GroupState.STABLE
 INSTANCES = {"a": "ia", "b": "ib"}
-"""`a` leads, `b` follows."""
+"""Return a group in which `a` leads and `b` follows."""
 
 
 @pytest.fixture
@@ -32,7 +32,6 @@ def ids(scene: Scene) -> list[str]:
 
 
 def test_a_replaced_members_held_join_is_fenced(scene: Scene, ids: list[str]) -> None:
-    """Scenario 58."""
     held = scene.join("a", ids[0], instance="ia", version=5)
     replacing = scene.join("a2", instance="ia", version=5)
     assert (held.error, held.join.member_id) == (FENCED, ids[0])
@@ -42,7 +41,7 @@ def test_a_replaced_members_held_join_is_fenced(scene: Scene, ids: list[str]) ->
 
 
 def test_a_replaced_members_held_sync_is_fenced(scene: Scene) -> None:
-    """Scenario 59. The other members start over, because no member can sync in the replaced member's name."""
+    """The other members start over, because no member can sync in the replaced member's name."""
     a, b = scene.completing("a", "b", instances=INSTANCES)
     held = scene.sync("b", b, instance="ib")
     replacing = scene.join("b2", instance="ib", version=5)
@@ -52,7 +51,7 @@ def test_a_replaced_members_held_sync_is_fenced(scene: Scene) -> None:
 
 @pytest.mark.parametrize("request_name", ["join", "sync", "heartbeat", "commit"])
 def test_request_under_a_replaced_id_is_fenced(scene: Scene, ids: list[str], request_name: str) -> None:
-    """Scenarios 59, 67 and 68: without its instance it is merely unknown. Nothing changes."""
+    """With the replaced id alone, and no instance id, a request gets UNKNOWN_MEMBER_ID. Nothing changes."""
     scene.join("b2", instance="ib", version=5)
     before = scene.group
     assert getattr(scene, request_name)("b", ids[1], instance="ib").error is FENCED
@@ -62,7 +61,8 @@ def test_request_under_a_replaced_id_is_fenced(scene: Scene, ids: list[str], req
 
 @pytest.mark.parametrize("request_name", ["sync", "heartbeat", "commit"])
 def test_request_without_an_id_is_unknown_and_not_fenced(scene: Scene, ids: list[str], request_name: str) -> None:
-    """librdkafka drops its id by itself and still commits. To be fenced would end it. Kafka fences it."""
+    """librdkafka drops its id by itself and still commits. A fenced librdkafka stops for good, so the commit is not
+    fenced here. Kafka fences it."""
     before = scene.group
     assert getattr(scene, request_name)("b", "", instance="ib").error is UNKNOWN
     assert scene.group is before
@@ -70,7 +70,7 @@ def test_request_without_an_id_is_unknown_and_not_fenced(scene: Scene, ids: list
 
 @pytest.mark.parametrize("version", [5, 9])
 def test_a_follower_that_returns_takes_its_assignment_over(scene: Scene, ids: list[str], version: int) -> None:
-    """Scenarios 60, 67 and 69: no rebalance; the new id is stored before the answer leaves."""
+    """No rebalance starts, and the new id is stored before the answer leaves."""
     before = scene.generation
     asked = scene.join("b2", instance="ib", version=version)
     new_id = asked.join.member_id
@@ -83,7 +83,7 @@ def test_a_follower_that_returns_takes_its_assignment_over(scene: Scene, ids: li
 
 
 def test_returning_leader_sees_its_former_id_as_leader_before_version_9(scene: Scene, ids: list[str]) -> None:
-    """Scenario 61: so that it does not assign."""
+    """The reply names the member's former id as the leader, so the member does not assign."""
     asked = scene.join("a2", instance="ia", version=8)
     assert (asked.join.leader, asked.join.members, asked.join.skip_assignment) == (ids[0], (), False)
     assert scene.group.leader_id == asked.join.member_id
@@ -91,7 +91,6 @@ def test_returning_leader_sees_its_former_id_as_leader_before_version_9(scene: S
 
 
 def test_a_leader_that_returns_leads_without_assigning_from_version_9(scene: Scene, ids: list[str]) -> None:
-    """Scenario 61."""
     asked = scene.join("a2", instance="ia", version=9)
     new_id = asked.join.member_id
     assert (asked.join.leader, asked.join.skip_assignment) == (new_id, True)
@@ -103,25 +102,22 @@ def test_a_leader_that_returns_leads_without_assigning_from_version_9(scene: Sce
 
 
 def test_a_leader_that_rejoins_under_its_own_id_rebalances(scene: Scene, ids: list[str]) -> None:
-    """Scenarios 62 and 66."""
     assert scene.join("a", ids[0], instance="ia", version=5).parked
     assert scene.state is PREPARING
 
 
 def test_a_known_follower_that_changes_its_offer_rebalances(scene: Scene, ids: list[str]) -> None:
-    """Scenario 64."""
     assert scene.join("b", ids[1], instance="ib", offer=protocols("range", "sticky")).parked
     assert scene.state is PREPARING
 
 
 def test_a_known_follower_that_changes_nothing_is_answered_at_once(scene: Scene, ids: list[str]) -> None:
-    """Scenario 67."""
     assert scene.join("b", ids[1], instance="ib").join.member_id == ids[1]
     assert scene.state is STABLE
 
 
 def test_a_member_that_returns_with_another_choice_rebalances() -> None:
-    """Scenario 65: the selected protocol changes with its vote."""
+    """The new member's vote changes the selected protocol."""
     scene = Scene()
     scene.stable("a", instances={"a": "ia"}, offer=protocols("range", "roundrobin"))
     asked = scene.join("a2", instance="ia", version=5, offer=protocols("roundrobin", "range"))
@@ -134,7 +130,7 @@ def test_a_member_that_returns_with_another_choice_rebalances() -> None:
 def test_a_member_that_returns_with_other_topics_rebalances(
     scene: Scene, ids: list[str], who: str, version: int
 ) -> None:
-    """Scenario 65. Kafka returns the former assignment in this case, so no member would ever receive the new topics."""
+    """Kafka returns the former assignment in this case, so no member would ever receive the new topics."""
     before = scene.generation
     asked = scene.join("new", instance=INSTANCES[who], version=version, offer=protocols("range", topics=("u", "t")))
     assert (asked.parked, scene.state) == (True, PREPARING)
@@ -145,21 +141,20 @@ def test_a_member_that_returns_with_other_topics_rebalances(
 
 
 def test_a_member_that_returns_with_the_same_topics_in_other_words_does_not_rebalance(scene: Scene) -> None:
-    """Scenario 65: another order of topics, or other metadata, is no change."""
+    """Another order of topics, or other metadata, does not count as a change."""
     scene.stable("a", "b", instances=INSTANCES, offer=protocols("range", topics=("t", "u")))
     asked = scene.join("b2", instance="ib", version=5, offer=protocols("range", topics=("u", "t"), user_data=b"new"))
     assert (asked.error, scene.state) == (NONE, STABLE)
 
 
 def test_static_return_with_opaque_metadata_does_not_rebalance(scene: Scene) -> None:
-    """Scenario 65: opaque metadata is no change either."""
+    """Opaque metadata never counts as a change."""
     scene.stable("a", "b", instances=INSTANCES, offer=(("range", b"?"),))
     asked = scene.join("b2", instance="ib", version=5, offer=(("range", b"!"),))
     assert (asked.error, scene.state) == (NONE, STABLE)
 
 
 def test_a_replacement_that_could_not_be_stored_has_not_happened(scene: Scene, ids: list[str]) -> None:
-    """Scenario 65."""
     scene.join("b2", instance="ib", version=5)
     assert must_store(scene.last)
     scene.fail_to_store()
@@ -167,14 +162,13 @@ def test_a_replacement_that_could_not_be_stored_has_not_happened(scene: Scene, i
 
 
 def test_returning_between_join_and_sync_rebalances(scene: Scene) -> None:
-    """Scenario 60: as leader or as follower."""
+    """A static member may return as leader or as follower."""
     scene.completing("a", "b", instances=INSTANCES)
     assert scene.join("b2", instance="ib", version=5).parked
     assert scene.state is PREPARING
 
 
 def test_id_with_another_members_instance_is_refused(scene: Scene, ids: list[str]) -> None:
-    """Scenarios 67 and 70."""
     before = scene.group
     assert scene.join("b", ids[1], instance="ia", version=5).error is FENCED
     assert scene.join("x", "ghost", instance="ia", version=5).error is FENCED
@@ -183,7 +177,6 @@ def test_id_with_another_members_instance_is_refused(scene: Scene, ids: list[str
 
 
 def test_an_absent_static_follower_is_kept_until_its_session_ends() -> None:
-    """Scenario 72."""
     scene = Scene()
     a = scene.join("a", session_ms=10_000, rebalance_ms=20_000).join.member_id
     held = scene.join("b", instance="ib", version=5, session_ms=60_000, rebalance_ms=20_000)
@@ -208,7 +201,6 @@ def test_an_absent_static_follower_is_kept_until_its_session_ends() -> None:
 
 
 def test_leadership_moves_away_from_an_absent_static_leader(scene: Scene, ids: list[str]) -> None:
-    """Scenario 72."""
     for member_id in list(scene.group.members):
         scene.group = scene.group.with_session_deadline(member_id, scene.now_ms + 2 * REBALANCE_MS)
     held = scene.join("b", ids[1], instance="ib", offer=protocols("range", topics=("u",)))

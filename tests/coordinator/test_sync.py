@@ -1,4 +1,4 @@
-"""SyncGroup (scenarios 37-45)."""
+"""SyncGroup: which syncs are held, answered and refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ STABLE = GroupState.STABLE
 
 
 def test_sync_errors_change_nothing() -> None:
-    """Scenario 37."""
     assert Scene().sync("a", "ghost").error is UNKNOWN
     scene = Scene()
     a, _ = scene.completing("a", "b")
@@ -43,7 +42,6 @@ def test_sync_errors_change_nothing() -> None:
 def test_sync_names_the_right_protocol_or_none(
     state: str, protocol_type: str | None, protocol_name: str | None, error: ErrorCode
 ) -> None:
-    """Scenario 38."""
     scene = Scene()
     (a,) = getattr(scene, state)("a")
     asked = scene.sync("a", a, {a: b"x"}, protocol_type=protocol_type, protocol_name=protocol_name)
@@ -53,7 +51,6 @@ def test_sync_names_the_right_protocol_or_none(
 
 
 def test_a_follower_that_syncs_after_the_leader_is_answered_at_once() -> None:
-    """Scenario 39."""
     scene = Scene()
     a, b = scene.completing("a", "b")
     assert scene.sync("a", a, {a: b"1", b: b"2"}).sync.assignment == b"1"
@@ -63,7 +60,6 @@ def test_a_follower_that_syncs_after_the_leader_is_answered_at_once() -> None:
 
 
 def test_a_follower_that_syncs_before_the_leader_is_held() -> None:
-    """Scenario 39."""
     scene = Scene()
     a, b = scene.completing("a", "b")
     held = scene.sync("b", b)
@@ -84,7 +80,7 @@ def test_members_without_an_assignment_are_stored_with_zero_bytes() -> None:
 
 
 def test_other_protocol_types_are_opaque() -> None:
-    """Scenario 40: zero bytes stay zero bytes."""
+    """An assignment of zero bytes stays zero bytes."""
     scene = Scene()
     joined = scene.join("a", protocol_type="sr", offer=(("v0", b"{}"),))
     asked = scene.sync("a", joined.join.member_id, protocol_type="sr", protocol_name="v0")
@@ -93,7 +89,6 @@ def test_other_protocol_types_are_opaque() -> None:
 
 
 def test_a_leader_that_fails_before_it_assigns_sends_followers_back() -> None:
-    """Scenario 41."""
     scene = Scene()
     a, b = scene.completing("a", "b")
     held = scene.sync("b", b)
@@ -103,8 +98,8 @@ def test_a_leader_that_fails_before_it_assigns_sends_followers_back() -> None:
 
 
 def test_an_assignment_that_could_not_be_stored_has_not_been_given() -> None:
-    """Scenario 42: the write of the assignment fails, so the runner drops the step. The follower is still held, and the
-    leader tries again.
+    """The write of the assignment fails, so the runner drops the step. The follower is still held, and the leader tries
+    again.
     """
     scene = Scene()
     a, b = scene.completing("a", "b")
@@ -120,7 +115,6 @@ def test_an_assignment_that_could_not_be_stored_has_not_been_given() -> None:
 
 @pytest.mark.parametrize("silent", ["a", "b", "ab"])
 def test_member_that_never_syncs_is_removed(silent: str) -> None:
-    """Scenario 43."""
     scene = Scene()
     ids = dict(zip("abc", scene.completing("a", "b", "c"), strict=True))
     syncs = {name: scene.sync(name, ids[name]) for name in "abc" if name not in silent}
@@ -137,7 +131,6 @@ def test_member_that_never_syncs_is_removed(silent: str) -> None:
 
 
 def test_no_member_is_removed_once_all_have_synced() -> None:
-    """Scenario 44."""
     scene = Scene()
     ids = scene.stable("a", "b")
     assert scene.group.phase_deadline_ms is None
@@ -149,7 +142,6 @@ def test_no_member_is_removed_once_all_have_synced() -> None:
 
 
 def test_repeated_syncs_are_answered_alike_and_a_second_list_is_ignored() -> None:
-    """Scenario 45."""
     scene = Scene()
     a, b = scene.stable("a", "b")
     assert scene.sync("b", b).sync == scene.sync("b", b).sync
@@ -158,7 +150,6 @@ def test_repeated_syncs_are_answered_alike_and_a_second_list_is_ignored() -> Non
 
 
 def test_a_retried_sync_answers_the_one_it_replaces() -> None:
-    """Scenario 45."""
     scene = Scene()
     a, b = scene.completing("a", "b")
     first, second = scene.sync("b", b), scene.sync("b2", b)
@@ -168,7 +159,7 @@ def test_a_retried_sync_answers_the_one_it_replaces() -> None:
 
 
 def test_the_sync_of_a_member_that_leaves_is_answered() -> None:
-    """Upstream leaves it hanging."""
+    """Upstream never answers such a request."""
     scene = Scene()
     _, b = scene.completing("a", "b")
     held = scene.sync("b", b)

@@ -47,7 +47,7 @@ def test_every_cell_follows_a_legal_transition() -> None:
 
 
 def test_legal_transitions_are_upstreams() -> None:
-    """Scenario 73: the legal predecessors of each state, from Kafka's own list. No state leads to itself."""
+    """The table lists the legal predecessors of each state, from Kafka's own list. No state leads to itself."""
     predecessors = {
         state: {before for before, after in LEGAL_TRANSITIONS.items() if state in after} for state in GroupState
     }
@@ -64,7 +64,6 @@ def test_legal_transitions_are_upstreams() -> None:
 @pytest.mark.parametrize("before", GroupState)
 @pytest.mark.parametrize("after", GroupState)
 def test_a_draft_makes_only_legal_transitions(before: GroupState, after: GroupState) -> None:
-    """Scenario 73."""
     draft = Draft(Group("g", before), 0, Settings())
     if after in LEGAL_TRANSITIONS[before]:
         draft.transition(after)

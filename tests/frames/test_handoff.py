@@ -40,9 +40,7 @@ async def told_to_join_again(one: Member) -> None:
 
 
 async def test_sync_of_the_target_is_held_and_of_the_source_is_not(gateway: GatewayProcess) -> None:
-    """Scenarios 27 and 29: the source commits in the generation that revoked the partition; the
-    target must ask again.
-    """
+    """The source commits in the generation that revoked the partition. The target must ask again."""
     async with moving(gateway, "ack", keeps_the_rule=False) as (scene, held):
         a, b = scene.a, scene.b
         assert await a.commit(scene.topic, 3, partition=MOVED) == NONE
@@ -75,13 +73,13 @@ async def test_a_held_sync_is_answered_within_half_a_session_and_offsets_are_not
             assert await committed(admin.client, a.group_id, scene.topic, stable=True) == (NONE, 3)
         assert await committed(b.client, b.group_id, scene.topic, stable=False) == (NONE, 3)
         async with asyncio.timeout(10):
-            # Stored once the target may continue from there.
+            # The offset is stored as soon as the target may continue from it.
             while await committed(b.client, b.group_id, scene.topic, stable=True) != (NONE, 3):
                 pass
 
 
 async def test_commit_up_to_the_mark_releases_the_target(gateway: GatewayProcess) -> None:
-    """Scenarios 19 and 20: two records were served."""
+    """The source was served two records."""
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
         assert await scene.a.commit(scene.topic, RECORDS - 1, partition=MOVED) == NONE
         assert not held.done()
@@ -137,16 +135,14 @@ async def test_parked_fetch_shows_which_records_the_application_has(gateway: Gat
 
 
 async def test_drain_does_not_wait_for_records_committed_before(gateway: GatewayProcess) -> None:
-    """Scenario 20: without that commit the sync would be held for five seconds."""
+    """Without that commit the sync would be held for five seconds."""
     async with moving(gateway, "drain", keeps_the_rule=True, committed_before=RECORDS) as (scene, held):
         assert (await asyncio.wait_for(held, 4)).assignment == given(scene.topic, MOVED)
         assert await committed(scene.b.client, scene.b.group_id, scene.topic, stable=True) == (NONE, RECORDS)
 
 
 async def test_members_that_swap_partitions_are_not_held(gateway: GatewayProcess) -> None:
-    """Scenario 24b: each member commits in the generation that revoked its partition, and neither waits for the other's
-    sync.
-    """
+    """Each member commits in the generation that revoked its partition, and neither waits for the other's sync."""
     group_id, topic = fresh("swap"), fresh("topic")
     async with (
         joining(gateway, group_id, "a", topic, "range") as a,
@@ -173,7 +169,7 @@ async def test_members_that_swap_partitions_are_not_held(gateway: GatewayProcess
 
 
 async def test_member_with_heartbeats_queued_behind_a_held_sync_stays_alive(gateway: GatewayProcess) -> None:
-    """Scenario 28: a client's requests share a connection, so a held member can send no heartbeat."""
+    """A client's requests share a connection, so a held member can send no heartbeat."""
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
         beats = [asyncio.create_task(scene.b.heartbeat()) for _ in range(3)]
         done, _ = await asyncio.wait((held, *beats), timeout=1)
@@ -185,7 +181,7 @@ async def test_member_with_heartbeats_queued_behind_a_held_sync_stays_alive(gate
 
 
 async def test_another_group_of_the_same_clients_neither_waits_nor_releases(gateway: GatewayProcess) -> None:
-    """Scenario 30: same host, client ids and topic."""
+    """Both groups have members on the same host, with the same client ids and topic."""
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
         other = fresh("other")
         async with (
@@ -208,7 +204,7 @@ async def test_another_group_of_the_same_clients_neither_waits_nor_releases(gate
 
 
 async def test_drain_does_not_wait_for_a_restarted_static_source(gateway: GatewayProcess) -> None:
-    """Scenario 31: the process that had the work is gone, and later requests in its name are fenced."""
+    """The process that had the work is gone, and later requests in its name are fenced."""
     async with (
         moving(gateway, "drain", keeps_the_rule=True, static=True) as (scene, held),
         joining(gateway, scene.a.group_id, "a", scene.topic, "range", "instance a") as restarted,
@@ -221,7 +217,6 @@ async def test_drain_does_not_wait_for_a_restarted_static_source(gateway: Gatewa
 
 
 async def test_restarted_static_target_waits_in_its_own_place(gateway: GatewayProcess) -> None:
-    """Scenario 31."""
     async with (
         moving(gateway, "drain", keeps_the_rule=True, static=True) as (scene, held),
         joining(gateway, scene.b.group_id, "b", scene.topic, "range", "instance b") as restarted,
@@ -267,14 +262,13 @@ async def test_commit_of_a_false_offset_releases_nothing(gateway: GatewayProcess
 
 
 async def test_drain_does_not_wait_for_a_source_that_left(gateway: GatewayProcess) -> None:
-    """Scenario 22."""
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
         await scene.a.leave()
         assert (await asyncio.wait_for(held, 10)).error_code == REBALANCING
 
 
 async def test_drain_does_not_wait_for_a_killed_source(gateway: GatewayProcess) -> None:
-    """Scenario 22: the source is killed, so its connection ends and no other connection replaces it."""
+    """The source is killed, so its connection ends and no other connection replaces it."""
     async with moving(gateway, "drain", keeps_the_rule=True, timeout_ms="120000") as (scene, held):
         await scene.a.client.close()
         sync = await asyncio.wait_for(held, 20)
@@ -289,7 +283,7 @@ async def test_drain_does_not_wait_for_a_killed_source(gateway: GatewayProcess) 
 
 
 async def test_held_sync_of_a_removed_target_is_answered(gateway: GatewayProcess) -> None:
-    """Scenario 23: an administrator removes the target, because its own connection is held."""
+    """An administrator removes the target, because its own connection is held."""
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
         scene.a.member_id, mine = scene.b.member_id, scene.a.member_id
         await scene.a.leave()
@@ -298,14 +292,12 @@ async def test_held_sync_of_a_removed_target_is_answered(gateway: GatewayProcess
 
 
 async def test_drain_ends_after_its_timeout(gateway: GatewayProcess) -> None:
-    """Scenario 24."""
     async with moving(gateway, "drain", keeps_the_rule=True, timeout_ms="1000") as (scene, held):
         assert (await asyncio.wait_for(held, 20)).assignment == given(scene.topic, MOVED)
         assert await committed(scene.b.client, scene.b.group_id, scene.topic, stable=True) == (NONE, -1)
 
 
 async def test_drain_does_not_wait_for_a_deleted_topic(gateway: GatewayProcess) -> None:
-    """Scenario 32."""
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
         await scene.a.client.send(
             DeleteTopicsRequest(topics=(DeleteTopicState(name=scene.topic),), timeout_ms=10_000), 6

@@ -70,8 +70,8 @@ async def waits_for_lock(connection: asyncpg.Connection) -> None:
 
 @asynccontextmanager
 async def draining(gateway: GatewayProcess) -> AsyncGenerator[tuple[Scene, Sync]]:
-    """`moving`, after the offset up to which the source must commit is stored. Nothing else of the group waits to be
-    stored.
+    """Call `moving`, after the offset that the source must commit has been stored. No other change of the group waits
+    to be stored.
     """
     sql = "select document -> 'handoffs' -> 0 ->> 'mark' = $2 from sluice.consumer_group where group_id = $1"
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
@@ -155,7 +155,7 @@ async def test_commit_after_the_next_generation_counts_during_the_drain(
 
 
 async def test_commit_after_its_member_left_is_refused(gateway_factory: GatewayFactory) -> None:
-    """The partition has been assigned by then, and is read from what was committed before."""
+    """By then the partition has been assigned, and its owner reads from the offset that was committed before."""
     gateway = gateway_factory(environment=PATIENT)
     async with (
         draining(gateway) as (scene, held),
@@ -175,7 +175,7 @@ async def test_commit_after_its_member_left_is_refused(gateway_factory: GatewayF
 
 
 async def test_target_that_leaves_during_the_commit_receives_no_partition(gateway_factory: GatewayFactory) -> None:
-    """The commit counts for the member that joins in its place."""
+    """The commit also counts for the member that joins in the source's place."""
     gateway = gateway_factory(environment=PATIENT)
     async with (
         draining(gateway) as (scene, held),

@@ -132,7 +132,7 @@ AWAY = {
     "Metadata": {ErrorCode.NONE},
     "Metadata of an unknown topic": {ErrorCode.LEADER_NOT_AVAILABLE},
     "ListOffsets": {ErrorCode.NOT_LEADER_OR_FOLLOWER},
-    # The second code once the node's leases have expired.
+    # The second code is the answer once the node's leases have expired.
     "OffsetCommit": {ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR},
     "OffsetFetch": {ErrorCode.NOT_COORDINATOR},
     "InitProducerId": {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS},

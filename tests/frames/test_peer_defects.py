@@ -56,7 +56,8 @@ async def emptied(client: WireClient, topic: str) -> None:
 
 
 async def test_retention_keeps_for_ever_for_months_and_by_default(gateway_factory: GatewayFactory) -> None:
-    """−1 keeps for ever, thirty days do not overflow, and without any setting the default of seven days applies."""
+    """−1 keeps records for ever, thirty days do not overflow, and the default of seven days applies without any
+    setting."""
     gateway = gateway_factory({"log.retention.check.interval.ms": "100"})
     async with await WireClient.connect(gateway.bootstrap) as client:
         for_ever = await create(client, "for-ever", retention_ms="-1")
@@ -105,7 +106,7 @@ async def test_two_headers_of_one_key(gateway: GatewayProcess) -> None:
 
 
 async def test_two_copies_of_one_batch_in_flight_are_one_batch(gateway: GatewayProcess) -> None:
-    """Both are answered with the same offset. Sequences continue after 2^31 − 1."""
+    """Both copies are answered with the same offset. Sequences continue after 2^31 − 1."""
     async with (
         await WireClient.connect(gateway.bootstrap) as one,
         await WireClient.connect(gateway.bootstrap) as other,

@@ -84,7 +84,7 @@ async def test_acquired_ranges_have_the_requested_batch_size(
             await send(one.client, one.topic, *[b"value"] * count)
         told = await one.fetch(batch_size=size, share_acquire_mode=mode)
         assert told == [(first, last, 1) for first, last in expected]
-        # One acknowledgement settles them all the same.
+        # One acknowledgement settles all of these records.
         assert await one.acknowledge((0, 6, ACCEPT)) == NONE
         assert await one.fetch(batch_size=size, share_acquire_mode=mode) == []
 
@@ -178,7 +178,7 @@ async def test_acknowledgement_of_records_of_another_member_is_refused(gateway: 
         assert await one.acknowledge((0, 1, 9)) == ErrorCode.INVALID_REQUEST
         assert await one.acknowledge((0, 1, RENEW)) == ErrorCode.INVALID_REQUEST
         assert await one.acknowledge((0, 1, RENEW), renews=True) == NONE
-        # Every limit must be 0, except the size of batches.
+        # Every limit of the request must be 0, except the size of batches.
         limits: dict[str, Any] = {"is_renew_ack": True, "max_bytes": 0, "max_records": 0, "min_bytes": 0}
         assert await one.fetch((0, 1, RENEW), **limits) == []
         await one.ask((0, 1, RENEW), **limits, max_wait_ms=1, code=ErrorCode.INVALID_REQUEST)
@@ -351,7 +351,7 @@ async def test_offsets_are_described_altered_and_deleted(gateway: GatewayProcess
         assert await delete() == (NONE, [NONE])
         assert await described() == []
         assert await delete() == (NONE, [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])
-        # A group without members begins there; a group of another type does not.
+        # A change of offsets creates an unknown share group. For a group of another type it is refused.
         group_id = fresh("nobody")
         assert await alter(1) == NONE
         assert await described() == [(0, 1, 3)]

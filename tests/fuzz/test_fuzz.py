@@ -8,7 +8,7 @@ from tests.fuzz.__main__ import fuzz
 from tests.fuzz.seeds import seeds
 from tests.fuzz.targets import TARGETS
 
-RUNS = 20_000
+RUNS = 4_000
 SECONDS = 20
 
 

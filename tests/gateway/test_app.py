@@ -245,7 +245,7 @@ async def test_each_listener_shows_its_own_address_of_every_node(
             "listener.security.protocol.map": "INSIDE:PLAINTEXT,OUTSIDE:PLAINTEXT",
         }
         gateway_factory(settings, database_url=database_url)
-    # The node that started last knows both.
+    # The node that started last knows both nodes.
     for port, told in ((inside, {ports[0], ports[2]}), (outside, {ports[1], ports[3]})):
         client = await WireClient.connect(f"127.0.0.1:{port}")
         answer = await client.send(MetadataRequest(), 13)
@@ -292,7 +292,7 @@ async def test_controller_listener_serves_the_controllers_apis(
         mismatched = await client.send(DescribeClusterRequest(endpoint_type=2), 1)
         assert mismatched.error_code == ErrorCode.MISMATCHED_ENDPOINT_TYPE
         await client.close()
-    # The node that started last knows both.
+    # The node that started last knows both nodes.
     client = await WireClient.connect(f"127.0.0.1:{broker}")
     assert {each.port for each in (await client.send(MetadataRequest(), 13)).brokers} == {broker, alone}
     assert {each.port for each in (await client.send(DescribeClusterRequest(), 1)).brokers} == {broker, alone}

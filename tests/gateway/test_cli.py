@@ -154,7 +154,7 @@ def test_an_absent_database_is_one_line_and_exit_code_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.building.database.DATABASE_PATIENCE_S", 0.0)
-    # Otherwise it would bind the suite's loggers to this test's captured stderr.
+    # Otherwise the command would bind the suite's loggers to this test's captured stderr.
     monkeypatch.setattr("gateway.serve.logs.configure", lambda log_format, level, node: None)
     url = "postgresql://nobody:secret@127.0.0.1:1/none"
     code = main(["serve", "--database-url", url, "--listen", "127.0.0.1:0", "--metrics-listen", "off"])

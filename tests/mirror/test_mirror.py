@@ -44,7 +44,7 @@ def test_a_second_run_copies_only_what_is_new(source: str, target: GatewayProces
     topic = create_topic(source, 1)
     fill(source, topic, 0, 100)
     mirror_once(source, target, "--topics", topic)
-    assert len(read_partition(target.bootstrap, topic)) == 100  # the target's node knows an end by now
+    assert len(read_partition(target.bootstrap, topic)) == 100  # the target's node knows an end of the log by now
     fill(source, topic, 0, 50)
     report = mirror_once(source, target, "--topics", topic)
     assert (report["partitions"][0]["from"], report["partitions"][0]["to"]) == (100, 150)
@@ -178,7 +178,7 @@ def test_groups_move_forward_and_never_beyond_the_copied_records(source: str, ta
     assert mirror_once(source, target, *more)["groups"][0]["moved"] == 2
     assert committed(target.bootstrap, group, (topic, 0), (topic, 1)) == [40, 100]
     assert commits_of(target.bootstrap, group)[topic, 0].metadata == "from the source"
-    commit(target.bootstrap, group, {(topic, 0): 90})  # its consumers have moved to the target
+    commit(target.bootstrap, group, {(topic, 0): 90})  # the group's consumers have moved to the target
     commit(source, group, {(topic, 0): 60})
     assert mirror_once(source, target, *more)["groups"][0]["result"] == "current"
     assert committed(target.bootstrap, group, (topic, 0)) == [90]
@@ -275,7 +275,7 @@ def test_a_waiting_consumer_receives_mirrored_records(source: str, target: Gatew
         consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
         assert len(consumer.consume(10, 30)) == 10
         fill(source, topic, 0, 1)
-        mirror_once(source, target, "--topics", topic)  # its fetch waits at the end of the log by now
+        mirror_once(source, target, "--topics", topic)  # the consumer's fetch waits at the end of the log by now
         assert len(consumer.consume(1, 10)) == 1
     finally:
         consumer.close()

@@ -113,7 +113,7 @@ def test_records_that_a_killed_mirror_left_uncommitted_are_not_appended_again(
     transact(source, topic, [b"aborted"], commits=False)
     fill(source, topic, 0, 10)
     mirror_once(source, target, "--produce", "--topics", topic)
-    # As if the mirror had been killed before the commits that followed its first append.
+    # The state is as if the mirror had been killed before the commits after its first append.
     topic_id, whole = _position(source, target, topic)
     assert whole == "22 0:0:10 12:10:10"
     _position(source, target, topic, Commit(5, f"{topic_id} 5 0:0:5"))

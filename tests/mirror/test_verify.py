@@ -19,7 +19,8 @@ WHOLE: Log = {0: (b"a", b"1"), 1: (b"b", b"1"), 2: (b"a", b"2"), 3: (b"c", b"1")
 
 
 def write(bootstrap: str, topic: str, records: Log) -> None:
-    """Write records at these offsets. An aborted transaction of one record and its marker fills each two others."""
+    """Write records at these offsets. An aborted transaction of one record, with its marker, fills every two
+    offsets in between."""
     offset = 0
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
     while offset <= max(records):

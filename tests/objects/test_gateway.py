@@ -70,7 +70,7 @@ async def test_an_unavailable_store_affects_only_its_own_records(
     away, here = create_topic(gateway.bootstrap, 1), create_topic(gateway.bootstrap, 1)
     await asyncio.to_thread(produce, gateway.bootstrap, away, 500)
     await moved(database_url)
-    gateway.restart()  # The gateway must not need the store for records that it has in memory.
+    gateway.restart()  # The gateway must serve records from memory without the store.
     road.set(fault)
     until = time.monotonic() + AWAY_S
     client = await WireClient.connect(gateway.bootstrap)
@@ -78,12 +78,12 @@ async def test_an_unavailable_store_affects_only_its_own_records(
     while time.monotonic() < until or not told:
         await asyncio.to_thread(produce, gateway.bootstrap, here, 20)
         lost, served = await fetch(client, away, here)
-        # Records at hand do not wait long for a silent store, because a moment later it is known to be unavailable.
+        # Records in memory do not wait long for a silent store, because a moment later it is known to be unavailable.
         assert lost.error_code in (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         assert has_records(served)
         rounds += 1
         told += lost.error_code == ErrorCode.KAFKA_STORAGE_ERROR
-    # A failed request is repeated, sometimes for longer than records at hand may wait; the log then says so.
+    # A failed request is repeated, sometimes for longer than records in memory may wait. The log then says so.
     waited = gateway.log_text().count("longer than records at hand may wait")
     assert fault is Fault.SILENT or rounds - told <= waited, f"{told} of {rounds}, {waited} waited for"
     assert metric(gateway, "sluice_damaged_chunks_total") >= told

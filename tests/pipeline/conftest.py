@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 # Short runs: compile little, collect garbage with one thread.
 FAST_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-# Of a test that says nothing of its own: Spark takes what other suites on the machine leave.
+# Default for tests without settings of their own: Spark uses only the CPU time that other suites of the machine leave.
 LIMIT_S = 1_200
-# A handful of rows: compiling a plan costs more than interpreting it.
+# Tests have a handful of rows, for which compiling a plan costs more than interpreting it.
 INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
 }
-# Tests of transforms import PySpark where they begin, so without it they cannot even be collected.
+# Tests of transforms import PySpark at the top of the module, so without PySpark they cannot even be collected.
 collect_ignore_glob = [] if find_spec("pyspark") else ["test_*.py"]
 
 
@@ -78,7 +78,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def interpreted(spark: SparkSession) -> Iterator[None]:
-    """For modules whose tests have many plans and few rows."""
+    """For modules whose tests run many plans over few rows."""
     before = {name: spark.conf.get(name) for name in INTERPRETED}
     for name, value in INTERPRETED.items():
         spark.conf.set(name, value)
@@ -92,7 +92,7 @@ def lake(
     request: pytest.FixtureRequest, spark: SparkSession, database_url: str, tmp_path: Path
 ) -> Iterator[SparkSession]:
     """A session of its own with an empty Iceberg catalog."""
-    # These need PySpark, without which this module must still load.
+    # These imports need PySpark. This module must load without it, too.
     from pipeline import catalog
     from pipeline.archive import job as archive_job
     from tests.pipeline import jobs

@@ -16,14 +16,14 @@ PARTITIONS = 2
 
 
 def changes(count: int, seed: int) -> list[Record]:
-    """Upserts and tombstones of few keys, each key in its partition, and records without a key."""
+    """Return upserts and tombstones of a few keys, and records without a key. Each key has one partition."""
     chance = random.Random(seed)
     found: list[Record] = []
     for index in range(count):
         key = b"key %d" % chance.randrange(12)
         value = None if chance.random() < 0.3 else b"value %d" % index
         partition = (murmur2(key) & 0x7FFFFFFF) % PARTITIONS
-        # Times go backwards now and then; only the offset counts within a partition.
+        # Some times go backwards, because only the offset counts within a partition.
         found.append((partition, key, value, topics.START_MS + chance.randrange(1000), []))
     return [*found, (0, None, b"without a key", topics.START_MS, [])]
 
@@ -45,7 +45,7 @@ def held(spark: SparkSession, path: str) -> dict[bytes, bytes]:
 
 
 Version = tuple[bytes, int, bytes, int, int | None, int | None]
-"""Key, offset, value, valid from, valid to, offset of the end; times in ms."""
+"""Key, offset, value, valid from, valid to, and the offset at which the version ends. Times are in ms."""
 
 
 def lived(records: list[Record]) -> list[Version]:
@@ -79,7 +79,7 @@ def held_versions(spark: SparkSession, where: str) -> list[Version]:
 
 
 def living(records: list[Record]) -> list[Record]:
-    """Leave out deletes of keys that have no row."""
+    """Return the changes without deletes of keys that have no row."""
     kept: list[Record] = []
     keys: set[bytes | None] = set()
     for record in records:

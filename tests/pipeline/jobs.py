@@ -1,4 +1,4 @@
-"""Runs a job as its command would, on the tests' session, and gives back what it said."""
+"""Run a job as its command would, on the session of the tests, and return its output."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def archive_job_of(
     lines: Progress | None = None,
     stop: Stop | None = None,
 ) -> archive_job.Archive:
-    """An archive that is stepped by hand, or run beside what happens to it."""
+    """An archive job. A test runs it step by step, or runs it while the test does other things."""
     arguments = parse(archive_job, ["--bootstrap", bootstrap, "--out", out, *given])
     names = [name for name in arguments.topics.split(",") if name]
     lines = lines or _lines("archive", io.StringIO())
@@ -67,12 +67,13 @@ def archive_job_of(
 
 
 class DiedError(Exception):
-    """The job's process ended here."""
+    """Error: the job's process ends here."""
 
 
 @contextmanager
 def dying_before_the_commit_of(path: str, at: int | None = None) -> Iterator[None]:
-    """The append to `path` (number `at`, or the first) does all its work, and the job dies before the commit."""
+    """Let the job die at one append to `path` (number `at`, or the first): after all work of the append, and before its
+    commit."""
     whole = table.append
 
     def append(frame: DataFrame, to: str, application: str, number: int, metadata: str, **options: bool) -> None:

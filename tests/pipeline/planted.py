@@ -1,5 +1,5 @@
-"""Journals whose truth is known: a group is acted out, rows are written as a coordinator writes them, and what analysis
-has to find is counted by the actor, from what it did and not from the rows.
+"""Journals whose correct analysis is known. A simulated group acts, and its rows are written as a coordinator writes
+them. The simulation counts what the analysis must find, from its own actions and not from the rows.
 
 Used by the tests (a few thousand rows in lists) and by the benchmark (millions, streamed to files).
 """
@@ -39,7 +39,7 @@ class Truth:
     refused_commits: int = 0
     accepted_commits: int = 0
     storms: list[tuple[int, int]] = field(default_factory=list)
-    """(first rebalance, how many) of each."""
+    """First rebalance, and number of rebalances, of each storm."""
     times_last: Counter[str] = field(default_factory=Counter)
     owned: dict[Partition, str] = field(default_factory=dict)
     """Owner of each partition at the end."""
@@ -58,14 +58,14 @@ class Clock:
 
 
 def sticky(owner: Mapping[Partition, str], members: Sequence[str], partitions: int) -> dict[Partition, str]:
-    """Shares that differ by at most one, moving as little as can be."""
+    """Return shares that differ by at most one, with as few moves as possible."""
     quota, spare = divmod(partitions, len(members))
     mine: dict[str, list[Partition]] = {member: [] for member in members}
     for partition in range(partitions):
         if owner.get(partition) in mine:
             mine[owner[partition]].append(partition)
     loose: list[Partition] = [partition for partition in range(partitions) if owner.get(partition) not in mine]
-    # Those who have most keep one more than the quota, as many as there are to spare.
+    # The members with most partitions keep one more than the quota, as long as there are spare partitions.
     for member in sorted(members, key=lambda name: -len(mine[name])):
         allowed = quota + 1 if spare > 0 and len(mine[member]) > quota else quota
         spare -= allowed - quota
@@ -82,12 +82,12 @@ def sticky(owner: Mapping[Partition, str], members: Sequence[str], partitions: i
 
 
 def round_robin(owner: Mapping[Partition, str], members: Sequence[str], partitions: int) -> dict[Partition, str]:
-    """Shares that differ by at most one, without a thought for who had what."""
+    """Return shares that differ by at most one, regardless of the previous owners."""
     return {partition: members[partition % len(members)] for partition in range(partitions)}
 
 
 class Group:
-    """One classic group on one topic. Every method acts, writes the rows of it, and counts."""
+    """One classic group on one topic. Every method performs an action, writes its rows, and counts its effects."""
 
     def __init__(
         self, emit: Emit, clock: Clock, group_id: str, partitions: int, seed: int, *, cooperative: bool = False
@@ -101,7 +101,7 @@ class Group:
         self.members: list[str] = []
         self._born = 0
         self._owner: dict[Partition, str] = {}
-        """To whom a partition was given last."""
+        """The last member to which each partition was assigned."""
         self._holder: dict[Partition, str] = {}
         self._let_go_ms: dict[Partition, int] = {}
         self._committed: dict[Partition, int] = dict.fromkeys(range(partitions), 0)
@@ -116,13 +116,13 @@ class Group:
     # --- what a test asks for ---------------------------------------------------------------------------------------
 
     def join(self, count: int = 1, **plan: Any) -> list[str]:
-        """Members come, and everyone rebalances once."""
+        """Let members join, which causes one rebalance."""
         names = [self._new_name() for _ in range(count)]
         self._rebalance("member_joined", names[0], [*self.members, *names], new=names, **plan)
         return names
 
     def leave(self, member: str | None = None, *, expire: bool = False, **plan: Any) -> None:
-        """A member leaves; if it was the last, the group is empty and does not rebalance."""
+        """Let a member leave. If it was the last one, the group is empty and does not rebalance."""
         member = member or self._random.choice(self.members)
         left = [name for name in self.members if name != member]
         self.members = left
@@ -141,11 +141,11 @@ class Group:
             self._in_chain = False
 
     def rejoin(self, **plan: Any) -> None:
-        """The leader joins again without a change of the assignment."""
+        """Let the leader join again, without a change of the assignment."""
         self._rebalance("leader_rejoined", self.members[0], list(self.members), **plan)
 
     def interrupted(self, **plan: Any) -> None:
-        """A rebalance that another one cuts short before anyone was given anything."""
+        """Start a rebalance that another one cuts short before any member receives an assignment."""
         self._rebalance_started("leader_rejoined", self.members[0])
         started_ms = self._clock.now_ms
         self._clock.now_ms += 20
@@ -162,7 +162,8 @@ class Group:
         self._rebalance("member_rejoined", self.members[-1], list(self.members), **plan)
 
     def storm(self, rebalances: int, every_ms: int) -> None:
-        """So many rebalances, so close. To be found it must stand apart from the rest by a minute or more."""
+        """Run so many rebalances at this interval. The analysis finds the storm only if it is at least a minute apart
+        from other rebalances."""
         first = self.truth.rebalances + 1
         for _ in range(rebalances):
             begun = self._clock.now_ms
@@ -171,7 +172,7 @@ class Group:
         self.truth.storms.append((first, rebalances))
 
     def work(self, rounds: int, every_ms: int = 5_000) -> None:
-        """Records come in, owners process and commit them."""
+        """Append records, and let the owners process and commit them."""
         for _ in range(rounds):
             self._clock.now_ms += every_ms
             for partition, member in self._holder.items():
@@ -291,7 +292,7 @@ class Group:
         self._commit(partition, member, reach)
 
     def _refuse(self, partition: Partition, source: str, records: int, generation: int) -> int:
-        """The old owner has processed records that it can no longer commit. How many."""
+        """Let the old owner process records that it can no longer commit. Return their number."""
         reach = self._processed[partition] + records
         self._log_end[partition] = max(self._log_end[partition], reach)
         self._process(partition, source, self._processed[partition], reach)
@@ -379,7 +380,7 @@ class Group:
 
 
 def journal(seed: int, groups: int = 4) -> tuple[dict[str, list[Row]], dict[str, Truth]]:
-    """A journal of a few thousand rows in which everything happens."""
+    """Return a journal of a few thousand rows with every kind of event."""
     tables: dict[str, list[Row]] = defaultdict(list)
     clock = Clock()
     truths: dict[str, Truth] = {}

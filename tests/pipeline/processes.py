@@ -1,4 +1,4 @@
-"""A job as its own process, as a user starts it: read along, killed with its JVM, started again."""
+"""A job as its own process, as a user starts it. Tests read its output, kill it with its JVM, and start it again."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ EXECUTOR = "CoarseGrainedExecutorBackend"
 
 
 class Job:
-    """`sluice-pipeline GIVEN`, in a process group of its own that its JVM belongs to."""
+    """`sluice-pipeline GIVEN`, in a process group of its own, which includes its JVM."""
 
     def __init__(self, *given: str, master: str = "local[2]", memory: str = "1g") -> None:
-        # With a share of its own: the tests beside it may leave nothing over.
+        # --nice gives the job a share of CPU time. Under the default, SCHED_IDLE, concurrent tests may leave it none.
         start = [sys.executable, "-m", "pipeline.cli", given[0], "--nice", "10"]
         command = [*start, "--json", "--master", master, "--memory", memory]
         self.said: list[dict[str, Any]] = []
@@ -49,7 +49,7 @@ class Job:
             thread.start()
 
     def wait_for(self, event: str) -> dict[str, Any] | None:
-        """The next line of that event, None if the job ends before it."""
+        """Return the next line of that event; None if the job ends before it."""
         while (line := self._lines.get(timeout=JOB_SECONDS)) is not None:
             if line.get("event") == event:
                 return line
@@ -62,12 +62,12 @@ class Job:
         return {process.nice() for process in (whole, *whole.children(recursive=True))}
 
     def kill(self) -> None:
-        """SIGKILL to Python and to the JVM at once."""
+        """Send SIGKILL to Python and to the JVM at once."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(JOB_SECONDS)
 
     def signal(self, number: signal.Signals) -> None:
-        """To Python alone, as a supervisor sends it to the process that it started."""
+        """Send the signal to Python alone, as a supervisor sends it to the process that it started."""
         self._process.send_signal(number)
 
     def wait(self) -> int:
@@ -99,7 +99,7 @@ class Job:
 
 
 def run(*given: str, master: str = "local[2]") -> Job:
-    """Run a job to its end. AssertionError with what it said if it fails."""
+    """Run a job to its end. AssertionError with its output if it fails."""
     job = Job(*given, master=master)
     try:
         code = job.wait()
@@ -129,13 +129,13 @@ class Cluster:
         )
 
     def kill_worker(self) -> None:
-        """The worker that was started last, and its executor, without a word."""
+        """Kill the worker that was started last, and its executor, without warning."""
         process = self._processes.pop()
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(START_SECONDS)
 
     def kill_executor(self, chance: random.Random) -> None:
-        """One of the executors, without a word; its worker starts another."""
+        """Kill one of the executors without warning. Its worker starts another one."""
         executors = [
             child
             for process in self._processes
@@ -151,7 +151,8 @@ class Cluster:
             process.wait(START_SECONDS)
 
     def _start(self, name: str, *given: str) -> None:
-        """By Spark's own script: a worker that was started as bare Java finds no jars for its executors."""
+        """Start a worker by Spark's own script. A worker that was started as bare Java finds no jars for its
+        executors."""
         import pyspark
 
         home = os.path.dirname(pyspark.__file__)
@@ -172,7 +173,7 @@ class Cluster:
 
 
 def command_line(process: psutil.Process) -> str:
-    """Empty of a process that has ended, such as what Spark's script left to the JVM that it became."""
+    """Return the arguments of a process; empty if the process has ended."""
     try:
         return " ".join(process.cmdline())
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
@@ -189,5 +190,6 @@ def cluster(workers: int, folder: str) -> Iterator[Cluster]:
 
 
 def wait_seconds(seconds: float) -> None:
-    """Let a job run on for a while before it is killed: the fault's moment, not a synchronisation."""
+    """Let a job run for a while before it is killed. The time chooses the moment of the fault, and is no
+    synchronisation."""
     time.sleep(seconds)

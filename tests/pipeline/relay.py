@@ -1,4 +1,4 @@
-"""A way over TCP to a Postgres that listens on a Unix socket only."""
+"""A TCP port for a Postgres that listens on a Unix socket only."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 
 @contextmanager
 def relayed(url: str) -> Iterator[str]:
-    """The URL of the same database by a way over TCP that ends with the block: the suite's Postgres listens on a Unix
-    socket, which JDBC cannot."""
+    """Yield a URL of the same database over TCP, for as long as the block lasts. The suite's Postgres listens on a Unix
+    socket, which JDBC cannot use."""
     parts = urlsplit(url)
     query = parse_qs(parts.query)
     upstream = query["host"][0] if "host" in query else parts.hostname or "127.0.0.1"
@@ -23,7 +23,7 @@ def relayed(url: str) -> Iterator[str]:
     try:
         yield f"postgresql://{user}@127.0.0.1:{server.getsockname()[1]}{parts.path}?sslmode=disable"
     finally:
-        # Not only closed: who waits in accept would still take the next one.
+        # Closing is not enough: a thread that waits in accept would still take the next connection.
         server.shutdown(socket.SHUT_RDWR)
         server.close()
 

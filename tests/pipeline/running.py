@@ -35,7 +35,7 @@ class _Lines:
         return len(text)
 
     def flush(self) -> None:
-        """Lines are there as soon as they are whole."""
+        """A line can be read as soon as it is complete."""
 
 
 class Running:
@@ -66,7 +66,8 @@ class Running:
         self._thread.join(SECONDS)
 
     def wait_for(self, event: str, times: int = 1) -> dict[str, Any]:
-        """The next line of that event, or the one after it. AssertionError with its error if the job ends before."""
+        """Return the next line of that event, or of the event after it. AssertionError with the job's error if the job
+        ends before."""
         deadline = time.monotonic() + SECONDS
         while True:
             try:

@@ -81,7 +81,7 @@ def test_of_equal_lags_the_last_says_how_old_the_unread_is(spark: SparkSession) 
         ([0, 10, 21], []),
         ([0, 10, 20, 30, 40], [(1, 5)]),
         ([0, 10, 20, 100, 110, 120], [(1, 3), (4, 3)]),
-        # Both windows are full, but no window holds a rebalance of each.
+        # Both windows are full, but no window holds one rebalance of each run.
         ([0, 1, 2, 22, 23, 24], [(1, 3), (4, 3)]),
         ([0, 50, 51, 52, 90], [(2, 3)]),
     ],
@@ -120,7 +120,7 @@ def test_what_was_delivered_twice_or_never(spark: SparkSession) -> None:
 
 
 class _Page(HTMLParser):
-    """Checks that what is opened is closed, and gathers what a browser would fetch."""
+    """An HTML parser that checks that every opened tag is closed, and collects the URLs that a browser would fetch."""
 
     VOID = frozenset({"meta", "rect", "line"})
 

@@ -66,7 +66,7 @@ def test_over_time(records: DataFrame) -> None:
 def test_a_time_beyond_the_calendar_is_no_span_and_does_not_widen_the_others(
     spark: SparkSession, records: DataFrame, tmp_path: Path
 ) -> None:
-    # A producer that counts microseconds has records of the year 55,840.
+    # A producer that writes microseconds into timestamps yields records of the year 55,840.
     far = spark.createDataFrame([_record(0, 4, 7_000, b"a", b"x")], RECORD)
     far = far.withColumn("timestamp", F.timestamp_millis(F.lit(START * 1_000)))
     found = audit(spark, records.unionByName(far), Progress("audit"), Stop())

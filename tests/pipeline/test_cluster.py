@@ -19,7 +19,7 @@ NO_LEADERS = -156
 
 @pytest.mark.parametrize("code", [NO_LEADERS, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION])
 def test_partitions_without_a_leader_are_asked_again_later(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """librdkafka says "No leaders found" where Kafka has made a topic and none of its partitions is led."""
+    """librdkafka says "No leaders found" if Kafka has created a topic and none of its partitions has a leader yet."""
 
     def nobody_leads(_self: AdminClient, asked: Mapping[TopicPartition, Any], **_: object) -> dict[Any, Future[Any]]:
         told: dict[Any, Future[Any]] = {partition: Future() for partition in asked}

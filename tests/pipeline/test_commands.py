@@ -1,4 +1,4 @@
-"""Jobs as their commands: plain spark-submit applications, and asked to stop by a signal."""
+"""Jobs as their commands: started as plain spark-submit applications, and stopped by a signal."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_signal_ends_archive_and_replay_after_their_step_and_they_go_on(
 
 
 def stopped(given: tuple[str, ...], event: str, number: signal.Signals, code: int = 0) -> str:
-    """Starts a job, sends the signal when it has said `event`, and gives back the last words of its orderly end."""
+    """Start a job, send the signal when it has reported `event`, and return the last lines of its orderly end."""
     job = processes.Job(*given)
     try:
         assert job.wait_for(event) is not None, "".join(job.errors)

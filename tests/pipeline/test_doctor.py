@@ -1,4 +1,4 @@
-"""`doctor` on an incomplete machine names the missing part and the next step."""
+"""`doctor` names what an incomplete machine lacks, and the next step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ echo 'openjdk version "11.0.2" 2019-01-15' >&2
 
 
 def missing(*given: str) -> list[tuple[str, str, str]]:
-    """Check, cause and next step of what doctor finds missing without Spark."""
+    """Return check, cause and next step of what doctor misses without Spark."""
     parser = argparse.ArgumentParser()
     doctor.add_arguments(parser)
     session.add_arguments(parser)

@@ -45,7 +45,7 @@ class Lake:
         return [tuple(row) for row in table.read(self.spark, where).orderBy("topic", "partition", "offset").collect()]
 
     def keys_in_files(self) -> set[bytes | None]:
-        """Return the keys in all Parquet files that are left, also in those that no table names any more."""
+        """Return the keys in all remaining Parquet files, including files that no table names any more."""
         found: set[bytes | None] = set()
         for path in self.folder.rglob("*.parquet"):
             if "_delta_log" not in path.parts:
@@ -71,7 +71,8 @@ only_delta = pytest.mark.parametrize("lake", ["delta"], indirect=True)
 
 
 def changes(count: int) -> list[Record]:
-    """Return JSON records of ten keys over two partitions, among them Anna's in both; one of hers is no JSON."""
+    """Return JSON records of ten keys over two partitions. Anna's key is in both, and one of her records is not
+    JSON."""
     found: list[Record] = []
     for number in range(count):
         key = ANNA if number % 5 == 0 else b"key %d" % (number % 10)
@@ -155,7 +156,7 @@ def test_a_key_is_erased_from_topic_archive_and_tables_and_nothing_else(
     assert jobs.verify(lake.spark, bootstrap, lake.archive, *lake.given).code == 0
     assert jobs.erase(lake.spark, bootstrap, lake.archive, "--check", "--proof", proof, *signed).code == 0
 
-    # The archive goes on behind the tombstones and does not take them.
+    # The archive continues after the tombstones and does not contain them.
     topics.fill(bootstrap, topic, [(0, b"key 1", b'{"n":1}', topics.START_MS, [])])
     jobs.archive(lake.spark, bootstrap, lake.archive, "--topics", topic, "--value", "json", *lake.given)
     assert len(lake.rows()) == found.rest_records + 1

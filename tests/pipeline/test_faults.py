@@ -1,5 +1,5 @@
-"""Jobs killed at seeded moments, with their JVM: what is archived verifies, what is replayed has neither gap nor
-duplicate.
+"""Jobs are killed with their JVM at seeded moments. Their archives verify, and their replays have neither gaps nor
+duplicates.
 
 Two kills run always; --long runs thirty, and those of workers, executors and the driver of a cluster.
 """
@@ -20,7 +20,7 @@ from tests.pipeline.conftest import INTERPRETED
 
 PARTITIONS, RECORDS, BATCH = 3, 60_000, 6_000
 LONG_KILLS, CLUSTER_KILLS = 15, 3
-# On a cluster: two batches more than kills, and four JVMs that share the cores of one machine with little to compute.
+# On a cluster there are two batches more than kills. Its four JVMs share one machine, so they compute little.
 CLUSTER_BATCH = 12_000
 CLUSTER_MEMORY = "512m"
 FEW_ROWS = {**INTERPRETED, "spark.sql.shuffle.partitions": "4"}
@@ -36,7 +36,8 @@ def filled(bootstrap: str) -> str:
 def killed_and_done(
     given: tuple[str, ...], event: str, kills: int, seed: int, master: str = "local[2]"
 ) -> Counter[str]:
-    """Start a job, kill it at a seeded moment after a seeded batch began, so often; then let it end."""
+    """Start a job, and kill it at a seeded moment after a seeded batch has begun. Repeat this so often; then let the
+    job end."""
     chance = random.Random(seed)
     moments: Counter[str] = Counter()
     for _ in range(kills):

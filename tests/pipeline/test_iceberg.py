@@ -1,4 +1,4 @@
-"""Iceberg tables from the same jobs: what a topic holds, once, also for readers that are not Spark.
+"""Iceberg tables of the same jobs hold each record of a topic once, also for readers other than Spark.
 
 The failures of Kafka Connect's Iceberg sink are in `test_iceberg_failures.py`.
 """
@@ -208,7 +208,7 @@ def test_tables_of_the_newest_rows_and_of_all_versions_are_merged_once(
     assert held_versions(lake, "iceberg:history") == lived(records)
     done = latest_job.last_merged(lake, "iceberg:newest")
     assert done is not None
-    # The number is committed already, so the merge is skipped, as after a lost answer.
+    # The number is committed already, so the merge is skipped, as after an answer that was lost.
     frame = lake.createDataFrame([("t", b"k", False, b"v", 0, 10**9, None)], CHANGE)
     latest_job.merge_batch(frame, "iceberg:newest", done)
     assert held(lake, "iceberg:newest") == applied(records)
@@ -241,7 +241,7 @@ def test_small_files_are_merged_in_order_and_old_ones_removed(
     told = jobs.compact(lake, "events", "--horizon-hours", "0", *FORMAT)
     assert [line["added"] for line in told.events("merged")] == [1]
     assert rows(lake) == before
-    # The branch of the last append does not keep what was merged.
+    # The branch of the last append does not keep the files that were merged.
     [left] = (tmp_path / "files").glob("**/*.parquet")
     held = pq.read_table(left, columns=["partition", "offset"]).to_pydict()
     assert list(zip(held["partition"], held["offset"], strict=True)) == [(n // 30, n % 30) for n in range(60)]

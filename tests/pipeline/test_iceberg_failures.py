@@ -60,7 +60,7 @@ def test_two_coordinators_that_write_at_the_same_moment_commit_a_batch_once(
     def beaten(spark: SparkSession, where: str, branch: str, head: int | None) -> None:
         with patch.object(iceberg, "publish", whole):
             jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
-        # The winner dropped the branch; without that, only Iceberg's own check is left.
+        # The other append has dropped the branch. Without this check, only Iceberg's own check is left.
         late, name = written(spark, where, head), iceberg.quoted(where)
         spark.sql(f"ALTER TABLE {name} CREATE BRANCH IF NOT EXISTS {branch} AS OF VERSION {late}")
         whole(spark, where, branch, head)

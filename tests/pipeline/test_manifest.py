@@ -1,4 +1,4 @@
-"""A manifest proves an archive when its topic has gone, and tells a changed one down to a block."""
+"""A manifest proves an archive after its topic is gone, and locates a change in the archive down to a block."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_root_depends_on_every_leaf_and_its_place() -> None:
     whole = merkle.root(leaves)
     assert len({whole, merkle.root(leaves[:4]), merkle.root(leaves[::-1]), merkle.root([*leaves, leaves[-1]])}) == 4
     pair = merkle.leaf(b"0") + merkle.leaf(b"1")
-    # A node's content is not accepted as a leaf's.
+    # The content of an inner node is not accepted as that of a leaf.
     assert merkle.root([b"0", b"1"]) == hashlib.sha256(b"\x01" + pair).hexdigest() != merkle.root([pair])
     assert merkle.root([]) == merkle.EMPTY
 

@@ -1,6 +1,7 @@
-"""Disturb a running job: topics that are deleted, created again and grow, retention, Postgres, the gateway, the disk.
+"""Disturb a running job: topics are deleted, created again and extended; retention, Postgres, the gateway and the disk
+interfere.
 
-Afterwards the archive verifies, or the error says why not and what to do.
+Afterwards the archive verifies, or the error names the reason and the next step.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def out(tmp_path: Path) -> str:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own with little room."""
+    """A small file system for the test."""
     folder = tmp_path / "small"
     folder.mkdir()
     options = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_MIB}m", "tmpfs", str(folder)]
@@ -88,7 +89,7 @@ def test_a_topic_that_is_deleted_and_made_again_ends_the_archive(
     spark: SparkSession, gateway: GatewayProcess, out: str
 ) -> None:
     topic = filled(gateway.bootstrap, 1, 30)
-    # Also with losses allowed: offsets of two topics must not be mixed in one table.
+    # This is refused even if losses are allowed: offsets of two topics must not be mixed in one table.
     with running.archive(
         spark, gateway.bootstrap, out, "--topics", topic, "--interval", "2", "--on-data-loss", "continue"
     ) as job:
@@ -193,7 +194,7 @@ def test_a_continuous_archive_keeps_its_rate_shows_figures_and_commits_a_groups_
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             figures = answer.read().decode()
         job.stop()
-    # A rate of 100/s is 100 records each second; the second batch begins a second after the first.
+    # At 100/s the job reads 100 records each second. The second batch begins a second after the first.
     assert (first["rows"], last["rows"]) == (100, 100)
     assert last["seconds"] - first["seconds"] > 0.5
     assert "sluice_archive_records_total 200.0" in figures
@@ -211,7 +212,7 @@ def test_a_step_that_can_be_done_again_is_broken_off_when_a_stop_is_asked_for(sp
         Ticker(spark, Progress("verify", stream=said), stop),
     ):
         spark.range(10**14).selectExpr("sum(hash(id))").collect()
-    # The session is as good as before.
+    # The Spark session still works as before.
     assert spark.range(3).count() == 3
 
 

@@ -1,4 +1,4 @@
-"""Plans of archive, verify and replay: values in, values out."""
+"""Plans of archive, verify and replay, by values."""
 
 from __future__ import annotations
 

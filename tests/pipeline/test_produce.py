@@ -1,4 +1,4 @@
-"""The writer of a replay's batch, as a task of Spark runs it: several partitions wait for the broker together."""
+"""The writer of a replay's batch, run as a Spark task runs it: several partitions wait for the broker together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that works is not silent for longer than a few seconds, from its first moment on."""
+"""A working job prints something every few seconds, from its first moment on."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_heartbeat_says_what_a_step_counts() -> None:
 
 
 class Heard(io.StringIO):
-    """A stream that tells when something has been printed."""
+    """A stream that reports when something has been printed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def test_a_job_that_says_nothing_of_its_own_is_heard_while_it_works(name: str, m
 
 
 class Waiting(Stop):
-    """A stop whose job waits for it."""
+    """A stop request whose job waits for it."""
 
     def __init__(self) -> None:
         self.looked = threading.Event()

@@ -1,4 +1,4 @@
-"""Protobuf without a compiler: `.proto` texts as types, and values as JSON."""
+"""Protobuf without a compiler: `.proto` texts are parsed into types, and values become JSON."""
 
 from __future__ import annotations
 

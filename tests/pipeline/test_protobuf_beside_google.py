@@ -58,7 +58,7 @@ class RandomSchema:
                 self._of_oneof(made, f"o{number}", number) for number in range(50, 50 + self._chance.randint(1, 4))
             ]
             lines.append("oneof choice { " + " ".join(members) + " }")
-        # A proto3 optional is a oneof of its own, and Protobuf wants those behind all others.
+        # A proto3 optional is a oneof of its own. Protobuf requires these after all other oneofs.
         if self._chance.random() < 0.7:
             made.oneof_decl.add(name="_maybe")
             field = made.field.add(name="maybe", number=60, label=KINDS.LABEL_OPTIONAL, proto3_optional=True)
@@ -186,7 +186,7 @@ def test_google_reads_our_json_of_a_message_as_the_message_that_it_wrote(seed: i
             fill(message, chance)
             raw = message.SerializeToString()
             if chance.random() < 0.3:
-                # Two messages behind one another are the two merged.
+                # Two encoded messages in sequence are one merged message.
                 second: Any = made()
                 fill(second, chance)
                 raw += second.SerializeToString()

@@ -42,8 +42,8 @@ OLDER, NEWER = record(FIELDS[0]), record({"name": "id", "type": "long"}, *FIELDS
 
 
 class ARegistry:
-    """A registry's answers, as the ones of Confluent and Karapace give them, to questions for the schema of an id and
-    for a version of a subject."""
+    """A fake registry. It answers as those of Confluent and Karapace do, for a schema's id and for a version of a
+    subject."""
 
     def __init__(self) -> None:
         self.schemas: dict[int, dict[str, Any]] = {}
@@ -71,7 +71,7 @@ class ARegistry:
                 self.wfile.write(content)
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Say nothing on the test's output."""
+                """Print nothing to the test's output."""
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"

@@ -1,4 +1,4 @@
-"""Topics into tables and back through a real gateway: what comes out is what went in."""
+"""Topics are archived into tables and replayed through a real gateway: the replayed records equal the archived ones."""
 
 from __future__ import annotations
 
@@ -406,7 +406,7 @@ def test_a_replay_by_key_puts_each_key_where_the_java_client_would(
     options = ("--topic-map", f"{topic}={target}", "--max-batch-records", "70")
     dry = jobs.replay(spark, gateway.bootstrap, out, *options, "--partition-map", "key:5", "--dry-run")
     assert dry.events("end")[0]["records"] == 200
-    # The third batch's records are stored, its map is not: it is recognised, partition by partition.
+    # The third batch's records are stored, but its map is not. The next start recognises them, partition by partition.
     by_five = (*options, "--partition-map", "key:5")
     with jobs.dying_before_the_commit_of(f"{out}_replay_map", at=3), pytest.raises(jobs.DiedError):
         jobs.replay(spark, gateway.bootstrap, out, *by_five, "--create-topics")
@@ -438,7 +438,7 @@ def test_a_replay_is_refused_when_it_would_not_be_the_same_or_not_alone(
         jobs.replay(spark, gateway.bootstrap, out, *options)
     with pytest.raises(PipelineError, match="another condition"):
         jobs.replay(spark, gateway.bootstrap, out, *options, "--filter", "offset > 3")
-    # Its first batch is written and not committed, and another producer has written since.
+    # The first batch is written and not committed, and another producer has written since.
     assert len(topics.read(gateway.bootstrap, target, 0, 25)) == 25
     topics.fill(gateway.bootstrap, target, topics.records(1, 1))
     with pytest.raises(Exception, match="ForeignWriterError"):

@@ -1,4 +1,4 @@
-"""Messages of librdkafka as verify reads them: records, the end of a log, and errors in between."""
+"""Messages of librdkafka as `verify` reads them: records, the end of a log, and errors in between."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pipeline.verify.sums import time_sum
 from pipeline.verify.topic import Chunk, _read, chunk_of
 
 END_OF_PARTITION, OUT_OF_RANGE = -191, -140
-"""An error as librdkafka numbers its own."""
+"""An error with librdkafka's own number."""
 
 
 @dataclass(frozen=True)
 class Handed:
-    """A message as librdkafka hands it out: one that is an error has a timestamp of no type."""
+    """A message as librdkafka returns it. A message that is an error has a timestamp without a type."""
 
     at: int
     failed: KafkaError | None = None
@@ -42,7 +42,7 @@ class Handed:
 
 
 class Handing:
-    """A consumer that hands out the given lists, one at a time."""
+    """A consumer that returns the given lists, one per call."""
 
     def __init__(self, *lists: list[Handed]) -> None:
         self._lists = list(lists)

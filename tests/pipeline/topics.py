@@ -1,4 +1,4 @@
-"""Makes topics, fills them, and reads them back: with librdkafka, so that Spark is checked by another client."""
+"""Create topics, fill them, and read them back. librdkafka does this, so that another client checks Spark."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.pipeline.jobs import Record
 
 _numbers = itertools.count()
 SECONDS = 60.0
-# Of today, or retention removes what a slow test still wants.
+# Timestamps are of today. Otherwise retention could remove records that a slow test still needs.
 START_MS = int(time.time() * 1000) - 3_600_000
 
 
 def fresh(bootstrap: str, partitions: int, **config: str) -> str:
-    """The name of a new topic."""
+    """Return a name for a new topic."""
     name = f"topic-{next(_numbers)}-{random.randrange(10**9)}"
     make(bootstrap, name, partitions, **config)
     return name
@@ -51,7 +51,7 @@ def delete_records(bootstrap: str, name: str, partition: int, before: int) -> No
 
 
 def records(count: int, partitions: int, *, seed: int = 0, size: int = 40) -> list[Record]:
-    """Records of every shape: with and without key, value, headers; bytes of all kinds."""
+    """Records of every shape: with and without key, value and headers, and with bytes of all kinds."""
     chance = random.Random(seed)
     found: list[Record] = []
     for index in range(count):
@@ -77,7 +77,7 @@ def fill(bootstrap: str, topic: str, given: Iterable[Record]) -> None:
 
 
 def read(bootstrap: str, topic: str, partition: int, count: int) -> list[tuple[int, Record]]:
-    """The first `count` records of a partition with their offsets."""
+    """Return the first `count` records of a partition with their offsets."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reader", "auto.offset.reset": "earliest"})
     consumer.assign([TopicPartition(topic, partition, 0)])
     found: list[tuple[int, Record]] = []

@@ -46,7 +46,9 @@ NODES = 2
 LARGE = 12_000
 """Records of a transaction that one statement of the relay cannot take."""
 LARGE_IN_VIGIL = 3
-"""Large transactions in a third of the run, about."""
+"""Large transactions in a third of the run, about. Short runs have fewer: see LARGE_PAUSE_S."""
+LARGE_PAUSE_S = 5.0
+"""The shortest mean pause between two large transactions."""
 GROUP = "sums"
 PACE_S = 0.03
 POLL_S = 0.1
@@ -194,7 +196,8 @@ class Writers:
             self._findings.counts["transactions committed"] += 1
 
     async def _write_much(self, chance: random.Random) -> None:
-        """Commit a transaction that the relay must append in pieces, about ten times in a run."""
+        """Commit transactions that the relay must append in pieces, about ten in a run of more than a minute."""
+        pause_s = max(self._vigil.length_s / LARGE_IN_VIGIL, LARGE_PAUSE_S)
         connection: asyncpg.Connection | None = None
         while not self._stopping:
             try:
@@ -210,7 +213,7 @@ class Writers:
                 if connection is not None:
                     connection.terminate()
                 connection = None
-            await until_stopped(lambda: self._stopping, chance.uniform(0, 2 * self._vigil.length_s / LARGE_IN_VIGIL))
+            await until_stopped(lambda: self._stopping, chance.uniform(0, 2 * pause_s))
         if connection is not None:
             await connection.close()
 

@@ -51,7 +51,7 @@ async def test_transactions_of_two_clients_share_one_server(
     transaction = first.transaction()
     await transaction.start()
     await first.execute(produce, topic, "rolled back")
-    waiting = asyncio.ensure_future(second.execute(produce, topic, "last"))  # until the pooler's server is free
+    waiting = asyncio.ensure_future(second.execute(produce, topic, "last"))  # wait until the pooler's server is free
     await transaction.rollback()
     await waiting
     expected = [text for number in range(20) for text in (f"{number}", f"{number} released")]

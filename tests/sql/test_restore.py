@@ -158,12 +158,13 @@ async def test_a_recovery_to_a_point_in_time_restores_tables_topics_and_offsets(
     await bill(sql, gateway.bootstrap, 29)
     await place.settled(server.url)
     gateway.kill()
-    await order(sql, 30, 20)  # no node gives these records their offsets before the moment
+    await order(sql, 30, 20)  # no node gives these records their offsets before that moment
     await sql.execute("select pg_create_restore_point('drill')")
     gateway.restart()
     await order(sql, 50, 30)
     await bill(sql, gateway.bootstrap, 79)
-    await place.settled(server.url)  # also records behind the moment, which the restored index does not know
+    # these records are later than that moment, so the restored index does not know them
+    await place.settled(server.url)
     last: Any = await sql.fetchval("select pg_walfile_name(pg_switch_wal())")
     await until((archive / last).exists, "Postgres archives its WAL")
     await sql.close()
@@ -187,7 +188,7 @@ async def test_a_recovery_to_a_point_in_time_restores_tables_topics_and_offsets(
         await assert_restored(sql, new.bootstrap, 50, 30)
         await place.settled(url)
         new.stop()
-        # Files written behind the moment are unknown to the index. They must not replace known ones.
+        # Files that were written after that moment are unknown to the restored index. New files must not replace them.
         assert "are right" in output_of("check", "--repair", "--database-url", url, "--log-store", place.location)
     finally:
         await sql.close()

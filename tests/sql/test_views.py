@@ -67,7 +67,7 @@ async def test_records_names_the_range_that_lies_in_segments(gateway_factory: Ga
     assert await sql.fetchval("select kafka.flush()")
     await moved(gateway.database_url)
     await sql.close()
-    gateway.stop()  # what comes now stays in Postgres
+    gateway.stop()  # later records stay in Postgres
     sql = await asyncpg.connect(gateway.database_url)
     (row,) = await sql.fetch("select * from kafka.records('t', 0)")
     assert (row["offset"], row["value"]) == (0, None)

@@ -35,7 +35,7 @@ from tests.storage.batches import batch_bytes
 SEGMENT_BYTES = 128 * 1024
 INLINE_MAX_BYTES = 4_000
 SLOWEST_DISK_S = 0.01
-"""Seconds; long enough for Postgres to finish before the disk often."""
+"""Maximal delay of a disk call, in seconds. It often lets Postgres finish before the disk."""
 
 
 def batch(key: int, sequence: int) -> NewBatch:

@@ -181,7 +181,7 @@ async def test_sequences_wrap_to_zero_after_the_greatest_int(log: LogStore, key:
 
 
 async def test_a_batch_whose_sequences_wrap_is_accepted(log: LogStore, key: PartitionKey) -> None:
-    assert await append(log, idempotent(key, LAST_SEQUENCE, 3)) == [0]  # Sequences 2^31-1, 0 and 1.
+    assert await append(log, idempotent(key, LAST_SEQUENCE, 3)) == [0]  # The producer's sequences are 2^31-1, 0 and 1.
     assert await log.append([idempotent(key, LAST_SEQUENCE, 3)]) == [Appended(0, 0, 0, duplicate=True)]
     assert await append(log, idempotent(key, 2)) == [3]
 

@@ -255,7 +255,7 @@ async def test_only_its_owner_can_read_a_backup(
     try:
         await back_up(database_url, directory, target)
         assert directory.directory.stat().st_mode & 0o777 == 0o700
-        # An earlier release left these modes.
+        # An earlier release left files with these modes.
         target.chmod(0o755)
         (target / "log").chmod(0o755)
         await back_up(database_url, directory, target)

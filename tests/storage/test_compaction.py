@@ -41,7 +41,7 @@ async def now_ms(sql: asyncpg.Connection) -> int:
 
 @pytest.fixture
 async def ten(log: LogStore, key: PartitionKey) -> PartitionKey:
-    """Ten batches of two records and 100 bytes at offsets 0-19, times 1000-1009."""
+    """Return a partition with ten batches of two records and 100 bytes, at offsets 0-19 and times 1000-1009."""
     await append_each(log, *(new_batch(key, records=2, max_timestamp_ms=1000 + i) for i in range(10)))
     return key
 
@@ -136,7 +136,7 @@ async def test_replacing_batches_keeps_offsets_and_the_log_end(
     dirty = await dirty_range(compaction, ten)
     assert dirty is not None
     run = await compaction.begin(dirty)
-    # Batch 0-1 vanishes, 2-3 shrinks, 4-9 become one batch, 10-11 and 12-13 stay.
+    # Batch 0-1 is removed, 2-3 shrinks, 4-9 become one batch, 10-11 and 12-13 stay.
     await compaction.replace(run, [0, 2, 4, 6, 8], [batch(5, 9, 70, 1004), batch(2, 3, 65)])
     await compaction.finish(run)
     result = await read(log, ten)

@@ -79,7 +79,7 @@ SEVERAL_HOSTS = "postgresql://me@host,[::1]:5433/db"
 
 
 def beside_the_pools(directory: Path) -> Iterator[Awaitable[object]]:
-    """Parts that open connections of their own."""
+    """Modules that open connections of their own."""
     database: Any = SimpleNamespace(url=SEVERAL_HOSTS, guard=HistoryGuard())
     yield HistoryStore(database).adopt()
     yield Listener(database, {}).listen(lambda: None, lambda: None)

@@ -274,7 +274,7 @@ def plant(cluster: Path, name: str, target: Path) -> None:
 
 @pytest.fixture
 def precious(directory: Path) -> Iterator[Path]:
-    """A file of root's beside the cluster. The test must not change it."""
+    """A file that belongs to root, beside the cluster. The test must not change it."""
     path = directory / "precious"
     path.write_text("root's own\n" * 9)
     path.chmod(0o640)
@@ -592,7 +592,7 @@ async def test_an_interrupted_initdb_is_repeated(empty_directory: Path) -> None:
 
 
 async def test_a_start_that_is_cancelled_leaves_no_initdb_behind(empty_directory: Path) -> None:
-    """The next start removes what initdb has written, and must not find it at work."""
+    """The next start removes the files of initdb, and must not find initdb at work."""
     starting = asyncio.create_task(EmbeddedPostgres(empty_directory).start())
     fresh = empty_directory / "postgres.new"
     await until(lambda: (fresh / "PG_VERSION").exists())
@@ -631,7 +631,7 @@ async def test_the_servers_log_is_bounded(directory: Path) -> None:
 
 
 async def test_a_server_is_started_again_although_its_log_cannot_be_kept(directory: Path) -> None:
-    """A full disk refuses the copy of a long log, and it ends Postgres, too."""
+    """If the disk is full, the server's long log cannot be copied, and Postgres ends."""
     former = directory / "postgres.log.1"
     (former / "in the way").mkdir(parents=True)
     server = EmbeddedPostgres(directory, bounds=Bounds(max_log_bytes=1000, log_check_s=0.02))

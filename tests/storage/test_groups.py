@@ -62,7 +62,7 @@ def _by_id(members: Sequence[MemberRecord]) -> tuple[MemberRecord, ...]:
 async def test_the_change_of_one_member_writes_one_row(
     groups: GroupStore, leases: list[CoordinatorLease], sql: asyncpg.Connection
 ) -> None:
-    """N members that acknowledge one after the other write N rows, not N times N."""
+    """If N members acknowledge one after the other, N rows are written, not N times N."""
     record = group(members=tuple(member(f"m{i}") for i in range(20)))
     await save(groups, record, leases[0])
     before = await row_versions(sql)

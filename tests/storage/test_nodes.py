@@ -297,7 +297,7 @@ async def test_a_requested_id_is_given_unless_another_process_holds_it(
     assert await others.register("host:1", at(1), None, TTL_MS, 0) == 0
     with pytest.raises(StorageConflict):
         await nodes.renew(NodeId(0), TTL_MS)
-    # The id is kept for a running process. A process that ended without withdrawing does not keep it.
+    # A running process keeps its id. A process that ended without withdrawing does not.
     await sql.execute(STAND_FOR_NODE, 0)
     with pytest.raises(StorageConflict, match=r"node\.id 0"):
         await nodes.register("host:2", at(2), None, TTL_MS, 0)
@@ -316,7 +316,7 @@ update node set expires_at = expires_at + interval '1 hour', registered_at = reg
     renewed_at = renewed_at + interval '1 hour';
 update coordinator_lease set expires_at = expires_at + interval '1 hour' where isfinite(expires_at);
 """
-"""Set the clock back: afterwards every row looks like this."""
+"""Change the rows as if the clock had been set back by an hour."""
 LASTS = """
 select node_id, max(round(extract(epoch from expires_at - clock_timestamp()) / 10) * 10)::integer as seconds
 from {} group by node_id order by node_id

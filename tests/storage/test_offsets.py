@@ -217,7 +217,7 @@ update coordinator_lease
 set node_id = $1, incarnation = 1, lease_epoch = lease_epoch + 1, expires_at = clock_timestamp()
 where kind = 'groups' and shard = 0
 """
-"""The takeover by a release that locks the row only for an update amounts to this."""
+"""A takeover by a release that locks the row only with its update has this effect."""
 
 
 @asynccontextmanager

@@ -159,7 +159,7 @@ class Play:
 
 @pytest.fixture
 async def server() -> AsyncIterator[EmbeddedPostgres]:
-    # A server that is killed repeatedly would return ever later, which shows nothing here.
+    # A server that is killed repeatedly returns more and more slowly, which this test need not show.
     bounds = Bounds(last_backoff_s=FIRST_BACKOFF_SECONDS)
     with short_directory(in_memory(CLUSTER_BYTES)) as directory:
         made = EmbeddedPostgres(directory, bounds=bounds)
@@ -299,9 +299,8 @@ async def test_a_full_directory_loses_no_acknowledged_record(
 
 @pytest.mark.timeout(120 + 60 * FULL_ROUNDS)
 async def test_a_disk_full_for_postgres_and_the_log_loses_no_acknowledged_record(disk: Disk, steps: Steps) -> None:
-    """In every other round Postgres also needs room for its write-ahead log. It ends for want of room, or accepts no
-    connection, which is as good: a server that restarted on the full disk has no room for the writes of a new
-    connection."""
+    """In every other round Postgres also needs room for its write-ahead log. Then it either ends, or accepts no
+    connection: a server that restarted on the full disk cannot write what a new connection needs."""
     server = EmbeddedPostgres(disk.directory)
     await server.start()
     try:

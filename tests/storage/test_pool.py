@@ -77,7 +77,7 @@ async def test_a_connection_lost_during_a_write_is_unavailable(
 async def test_a_lock_that_is_not_granted_in_time_is_unavailable(
     database_url: str, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
-    hasty = await Database.open(database_url, statement_timeout_ms=200)
+    hasty = await Database.open(database_url, statement_timeout_ms=1_000)
     try:
         async with sql.transaction():
             await sql.execute("select from partition where partition_key = $1 for update", key)
@@ -89,7 +89,7 @@ async def test_a_lock_that_is_not_granted_in_time_is_unavailable(
 
 
 async def test_a_statement_that_takes_too_long_is_unavailable(database_url: str) -> None:
-    hasty = await Database.open(database_url, statement_timeout_ms=100)
+    hasty = await Database.open(database_url, statement_timeout_ms=1_000)
     try:
         with pytest.raises(StorageUnavailable):
             await hasty.cold.fetch("select pg_sleep(30)")

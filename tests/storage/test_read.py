@@ -198,7 +198,7 @@ async def test_bytes_of_batches_that_are_not_returned_are_not_fetched(
 async def test_reads_touch_few_pages_of_a_partition_unknown_to_the_statistics(
     sql: asyncpg.Connection, make_topic: MakeTopic, depth: int
 ) -> None:
-    """If the planner took the partition for one of a single row, it would sort instead of walking the index. A search
+    """If the planner assumed that the partition has a single row, it would sort instead of scanning the index. A search
     by time halves the offsets: some seventeen look-ups of four pages each."""
     topic = await make_topic(partition_count=11)
     new = await fill_unknown(sql, [partition.partition_key for partition in topic.partitions], depth)

@@ -45,7 +45,7 @@ async def kept(database: Database, log: LogStore, key: PartitionKey, **limits: i
 async def test_retention_by_time_removes_the_batches_before_the_first_young_one(
     database: Database, log: LogStore, key: PartitionKey, now_ms: int
 ) -> None:
-    ages = [50, 40, 5, 30, 1]  # Minutes. The fourth batch is older than the third and stays behind it.
+    ages = [50, 40, 5, 30, 1]  # Ages in minutes. The fourth batch is older than the third and stays after it.
     await append_each(log, *(new_batch(key, max_timestamp_ms=now_ms - age * MINUTE_MS) for age in ages))
     assert await kept(database, log, key, retention_ms=20 * MINUTE_MS) == [2, 3, 4]
     assert await kept(database, log, key, retention_ms=20 * MINUTE_MS) == [2, 3, 4]
@@ -168,8 +168,8 @@ def test_policies_default_to_kafkas_defaults(key: PartitionKey) -> None:
 async def test_removing_the_oldest_rows_costs_the_same_in_a_deep_partition_unknown_to_the_statistics(
     sql: asyncpg.Connection, make_topic: MakeTopic, depth: int
 ) -> None:
-    """If the planner took the partition for one of a single row, it would begin with all of its rows and look for the
-    oldest again for each."""
+    """If the planner assumed that the partition has a single row, it would begin with all of its rows, and would search
+    the oldest again for each."""
     topic = await make_topic(partition_count=11)
     new = await fill_unknown(sql, [partition.partition_key for partition in topic.partitions], depth)
     await sql.execute("update partition set log_start_offset = 400 where partition_key = $1", new)
@@ -208,7 +208,7 @@ async def test_a_chunk_that_was_joined_across_the_log_start_stays(
             [b"".join(batch.records for batch in batches)],
         )
         assert refusal is None
-        # The look passes this lock. The removal waits behind it until the other transaction's work is visible.
+        # The search ignores this lock. The removal waits for the lock until the other transaction's work is visible.
         await between.execute("begin")
         locking = asyncio.create_task(between.execute("lock table chunk in share mode"))
         await until_blocked(sql, 1)

@@ -240,7 +240,7 @@ async def test_a_dead_slot_is_freed_although_the_directory_accepts_no_write(
     sql: asyncpg.Connection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """If both share a disk, freeing the dead slot makes room."""
+    """If both lie on one disk, freeing the dead slot makes room."""
     kept, gone = (partition.partition_key for partition in (await make_topic(partition_count=2)).partitions)
     for key in (kept, gone):
         await append(log, small(key, 1))

@@ -1,4 +1,4 @@
-"""A synchronous standby that stands still: nothing is acknowledged that it does not have."""
+"""A synchronous standby that does not respond: nothing is acknowledged that it does not have."""
 
 from __future__ import annotations
 

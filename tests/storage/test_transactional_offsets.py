@@ -324,7 +324,7 @@ async def test_a_commit_while_the_transaction_ends_is_refused(
 async def test_a_later_commit_outside_the_transaction_wins(
     offsets: OffsetStore, transactions: TransactionStore, lease: CoordinatorLease, topic: Topic, sql: asyncpg.Connection
 ) -> None:
-    """Case 98: KeepsTheMostRecentCommittedOffset."""
+    """Upstream's test: KeepsTheMostRecentCommittedOffset."""
     await begun(transactions, "g")
     await offsets.commit_in_transaction([commit(lease, topic)], T, PRODUCER, EPOCH)
     await offsets.commit([commit(lease, topic, committed_offset=50)])
@@ -410,7 +410,7 @@ async def test_deleted_offsets_do_not_return_when_the_transaction_ends(
     topic: Topic,
     sql: asyncpg.Connection,
 ) -> None:
-    """Case 95: WithPendingTransactionalOffsets."""
+    """Upstream's test: WithPendingTransactionalOffsets."""
     await begun(transactions, "g")
     some = [commit(lease, topic, partition_index=index) for index in (0, 1)]
     await offsets.commit_in_transaction(some, T, PRODUCER, EPOCH)
@@ -449,7 +449,8 @@ async def test_a_deleted_group_loses_its_pending_offsets(
     topic: Topic,
     sql: asyncpg.Connection,
 ) -> None:
-    """Case 96: DeleteGroupAllOffsets, pending ones too. A group that is created again begins with none."""
+    """Upstream's test: DeleteGroupAllOffsets, which also deletes pending offsets. A group that is created again begins
+    with none."""
     await save(groups, group("h"), lease)
     await begun(transactions, "g", "h")
     some = [commit(lease, topic, group_id=group_id) for group_id in "gh"]
@@ -484,7 +485,7 @@ async def test_an_offset_that_an_open_transaction_will_replace_does_not_expire(
     topic: Topic,
     sql: asyncpg.Connection,
 ) -> None:
-    """Case 97: pending offsets are retained."""
+    """Pending offsets are retained."""
     await offsets.commit([commit(lease, topic, partition_index=index) for index in (0, 1)])
     await begun(transactions, "g")
     some = [commit(lease, topic, partition_index=index) for index in (0, 2)]
@@ -514,7 +515,7 @@ async def test_an_empty_group_with_pending_offsets_is_not_removed(
     lease: CoordinatorLease,
     topic: Topic,
 ) -> None:
-    """Case 97: the group has pending offsets only."""
+    """The group has pending offsets only."""
     await begun(transactions, "simple")
     await offsets.commit_in_transaction(
         [commit(lease, topic, group_id="simple", generation_id=None)], T, PRODUCER, EPOCH

@@ -23,7 +23,7 @@ from tests.steps.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
-TRANSPORT_FAILED = -195  # librdkafka's name for it is private
+TRANSPORT_FAILED = -195  # librdkafka's name for this error is private
 DATA = f"{tempfile.gettempdir()}/sluice-test-{os.geteuid()}-*"
 
 
@@ -66,7 +66,7 @@ class Member:
             **settings,
         }
         if settings.get("group.protocol") == "consumer":
-            del consumer_settings["heartbeat.interval.ms"]  # the broker's to say
+            del consumer_settings["heartbeat.interval.ms"]  # the broker decides this
         self._consumer = Consumer(consumer_settings)
         self._consumer.subscribe([topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
         self._ended = threading.Event()

@@ -78,7 +78,7 @@ class AssignedTransfers(Workload):
                 if records and not await asyncio.wait_for(self._transfer(producer, records), STUCK_S):
                     return
         except (KafkaError, TimeoutError):
-            pass  # fenced, timed out or cut: the next life knows what was committed
+            pass  # The producer was fenced, timed out or cut off. The next life reads the committed offsets.
         finally:
             for client in (consumer, producer):
                 with contextlib.suppress(KafkaError, TimeoutError):

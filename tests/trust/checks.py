@@ -55,7 +55,7 @@ Log = Mapping[Place, Entry]
 
 
 def nothing_acknowledged_is_lost(produced: Iterable[Produced], log: Log) -> list[str]:
-    """Every acknowledged record is at the offset of its acknowledgement.
+    """Check that every acknowledged record is at the offset of its acknowledgement.
 
     librdkafka reports no offset if the answer was lost and a later batch of the same producer was acknowledged. Such a
     record must be somewhere in its partition.
@@ -78,7 +78,8 @@ def nothing_acknowledged_is_lost(produced: Iterable[Produced], log: Log) -> list
 
 
 def nothing_is_there_twice(topics: Collection[str], log: Log) -> list[str]:
-    """No record of an idempotent producer is in the log twice. `topics`: those with idempotent producers only."""
+    """Check that no record of an idempotent producer is in the log twice. `topics`: those with idempotent producers
+    only."""
     places: dict[tuple[str, int], list[Place]] = defaultdict(list)
     for place, entry in log.items():
         if place.topic in topics:
@@ -92,7 +93,7 @@ def nothing_is_there_twice(topics: Collection[str], log: Log) -> list[str]:
 
 
 def nothing_was_invented(produced: Iterable[Produced], log: Log) -> list[str]:
-    """A producer sent every record in the log, and did not receive an error for it."""
+    """Check that a producer sent every record in the log, and did not receive an error for it."""
     sent = {
         (record.topic, record.partition, record.value) for record in produced if record.outcome is not Outcome.FAILED
     }
@@ -104,7 +105,7 @@ def nothing_was_invented(produced: Iterable[Produced], log: Log) -> list[str]:
 
 
 def offsets_are_dense(ends: Mapping[Part, int], topics: Collection[str], log: Log) -> list[str]:
-    """A partition without transactions and without compaction has a record at every offset below its end."""
+    """Check that a partition without transactions and without compaction has a record at every offset below its end."""
     offsets: dict[Part, set[int]] = defaultdict(set)
     for place in log:
         offsets[Part(place.topic, place.partition)].add(place.offset)
@@ -117,7 +118,7 @@ def offsets_are_dense(ends: Mapping[Part, int], topics: Collection[str], log: Lo
 
 
 def producers_keep_their_order(produced: Iterable[Produced], log: Log) -> list[str]:
-    """Values of one idempotent producer rise within a partition, because it sends them rising."""
+    """Check that values of one idempotent producer rise within a partition, because the producer sends them rising."""
     client_of = {(record.topic, record.partition, record.value): record.client for record in produced}
     last: dict[tuple[str, str, int], int] = {}
     found: list[str] = []
@@ -137,7 +138,7 @@ def producers_keep_their_order(produced: Iterable[Produced], log: Log) -> list[s
 def groups_read_everything(
     produced: Iterable[Produced], consumed: Iterable[Consumed | Delivered], groups: Mapping[str, str]
 ) -> list[str]:
-    """Every acknowledged record reached its groups. `groups`: topic by group."""
+    """Check that every acknowledged record reached its groups. `groups`: topic by group."""
     return _some(
         f"group {group} was never given value {record.value} of {record.topic}-{record.partition}"
         for group, record in unread(produced, consumed, groups)
@@ -162,7 +163,7 @@ def unread(
 
 
 def groups_read_what_the_log_holds(consumed: Iterable[Consumed | Delivered], log: Log) -> list[str]:
-    """A consumer is given the record that the log holds at that offset, at any time and by any node."""
+    """Check that a consumer is given the record that the log holds at that offset, at any time and by any node."""
     return _some(
         f"{delivery.member} of {delivery.group} was given value {delivery.value} at {delivery.topic}-"
         f"{delivery.partition} offset {delivery.offset}; {_found(log.get(_place(delivery)))}"
@@ -174,7 +175,7 @@ def groups_read_what_the_log_holds(consumed: Iterable[Consumed | Delivered], log
 def owners_never_overlap(
     changes: Iterable[OwnerChanged], groups: Collection[str], removed: Collection[tuple[str, str]]
 ) -> list[str]:
-    """A member owns a partition from its assignment until it revokes it, and no other member owns it in between.
+    """Check that no other member owns a partition between a member's assignment and its revocation.
 
     `removed` has group and member of those that the coordinator removed because they were silent. Such a member learns
     of it late, so its intervals do not count.
@@ -198,7 +199,7 @@ def owners_never_overlap(
 
 
 def old_owners_cannot_commit(changes: Sequence[OwnerChanged], commits: Iterable[OffsetCommitted]) -> list[str]:
-    """No commit succeeds that a member invokes after the coordinator gave the partition to another member."""
+    """Check that no commit succeeds that a member sends after the coordinator gave the partition to another member."""
     assigned: dict[tuple[str, str, int], list[tuple[float, str]]] = defaultdict(list)
     for change in sorted(changes, key=lambda each: each.at_s):
         if change.change is Change.ASSIGNED:
@@ -223,9 +224,9 @@ def old_owners_cannot_commit(changes: Sequence[OwnerChanged], commits: Iterable[
 def numbers_never_fall(
     observations: Iterable[Observed], commits: Iterable[OffsetCommitted], produced: Iterable[Produced]
 ) -> list[str]:
-    """A committed offset, a log's start and its end never fall.
+    """Check that committed offsets, log starts and log ends never fall.
 
-    A read that begins after a commit or a record was acknowledged sees it.
+    A read that begins after a commit or a record was acknowledged must see it.
     """
     lines: dict[tuple[str, str, str, int], list[tuple[float, float, int, str]]] = defaultdict(list)
     for seen in observations:
@@ -255,7 +256,8 @@ def numbers_never_fall(
 
 
 def settled_records_stay_settled(deliveries: Iterable[Delivered], settled: Iterable[Settled]) -> list[str]:
-    """A share group delivers no record again that a member has accepted or rejected, and only one member can do so.
+    """Check that a record which a member of a share group has accepted or rejected is not delivered again, and that no
+    second member accepts or rejects it.
 
     A member may still hand out what it fetched before, if its acquisition ended in the meantime. Such a delivery has no
     higher count than the settled one, and the client hands it out within STALE_S.
@@ -286,7 +288,7 @@ def settled_records_stay_settled(deliveries: Iterable[Delivered], settled: Itera
 
 
 def deliveries_keep_their_limit(deliveries: Iterable[Delivered], limit: int) -> list[str]:
-    """A share group delivers a record at most `limit` times, as it counts itself."""
+    """Check that a share group delivers a record at most `limit` times by its own count."""
     return _some(
         f"group {each.group}: {each.topic}-{each.partition} offset {each.offset} was delivered for the "
         f"{each.count}th time to {each.member}"
@@ -296,7 +298,7 @@ def deliveries_keep_their_limit(deliveries: Iterable[Delivered], limit: int) -> 
 
 
 def records_are_the_committed_rows(rows: Mapping[str, Sequence[int]], topic: str, log: Log) -> list[str]:
-    """SQL transactions produce exactly the records whose rows they commit, in the order of their row locks.
+    """Check that SQL transactions produce exactly the records whose rows they commit, in the order of their row locks.
 
     `rows`: values by key, in the order of the locks.
     """
@@ -316,7 +318,8 @@ def records_are_the_committed_rows(rows: Mapping[str, Sequence[int]], topic: str
 
 
 def records_are_processed_once(processed: Iterable[Place], topic: str, log: Log) -> list[str]:
-    """A consumer that commits its offsets in the SQL transaction of its results has one result for each record."""
+    """Check that a consumer that commits its offsets in the SQL transaction of its results has one result for
+    each record."""
     counts = Counter(processed)
     wanted = Counter(place for place in log if place.topic == topic)
     return _some(
@@ -327,7 +330,8 @@ def records_are_processed_once(processed: Iterable[Place], topic: str, log: Log)
 
 
 def compaction_keeps_the_last(produced: Iterable[Produced], topics: Collection[str], log: Log) -> list[str]:
-    """The last record of a key in a compacted topic is the last acknowledged one, or a later one of unknown fate."""
+    """Check that the last record of a key in a compacted topic is the last acknowledged one, or a later one of unknown
+    fate."""
     least: dict[tuple[str, str], int] = {}
     for record in produced:
         if record.topic in topics and record.key is not None and record.outcome is Outcome.OK:
@@ -344,7 +348,7 @@ def compaction_keeps_the_last(produced: Iterable[Produced], topics: Collection[s
 
 
 def transfers_happen_once(sources: Iterable[int], results: Iterable[int]) -> list[str]:
-    """A consume-process-produce transaction turns every source into exactly one result (read_committed)."""
+    """Check that a consume-process-produce transaction turns every source into exactly one result (read_committed)."""
     left = set(sources)
     counts: dict[int, int] = defaultdict(int)
     for result in results:
@@ -356,7 +360,7 @@ def transfers_happen_once(sources: Iterable[int], results: Iterable[int]) -> lis
 
 
 def states_are_equal(before: Mapping[str, object], after: Mapping[str, object], what: str) -> list[str]:
-    """Two descriptions of the cluster are the same."""
+    """Check that two descriptions of the cluster are the same."""
     return _some(
         f"{what}: {name} was {before.get(name, 'absent')} and is {after.get(name, 'absent')}"
         for name in sorted(before.keys() | after.keys())

@@ -83,7 +83,7 @@ class SqlDoor(Workload):
                     connection.terminate()
                 connection = None
             value += WRITERS
-            await asyncio.sleep(chance.uniform(0, 2 * PAUSE_S))  # the pace of a writer
+            await asyncio.sleep(chance.uniform(0, 2 * PAUSE_S))  # the pause between two transactions of a writer
         if connection is not None:
             connection.terminate()
         with self._lock:

@@ -158,7 +158,7 @@ Event = Produced | Consumed | OwnerChanged | OffsetCommitted | Observed | Faulte
 
 
 class History:
-    """All events of a run, in memory. Any thread may add; the run's rates bound the size."""
+    """All events of a run, in memory. Any thread may add events. The run's rates bound their number."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -171,7 +171,7 @@ class LibrdkafkaMember:
                 count = len(self._consumer.list_topics(topic, CALL_S).topics[topic].partitions)
                 found = self._consumer.committed([TopicPartition(topic, index) for index in range(count)], CALL_S)
             except KafkaException:
-                continue  # unanswered, so it asks again
+                continue  # the commit got no answer, so the member asks again
             if count and not any(part.error for part in found):
                 self._consumer.assign([TopicPartition(topic, part.partition, max(part.offset, 0)) for part in found])
                 return

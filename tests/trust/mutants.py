@@ -269,7 +269,7 @@ MUTANTS: Sequence[Mutant] = (
                 "cross join append_chunks(",
             )
         ],
-        # A relay reads a place again only after it has started again, as all do in the end.
+        # A relay reads a place again only after a restart, and all nodes restart at the end.
         ("records of SQL are the committed rows", "a restart keeps the log"),
     ),
     Mutant(

@@ -1,7 +1,7 @@
-"""Faults. Each does its harm, and heals it before it returns.
+"""Faults. Each causes a failure, and repairs it before it returns.
 
-The one idea: a nemesis is a function of the world and of chance. `NEMESES` names all of them. A seed chooses which
-come, in which order and how long they last.
+The one idea: a nemesis is a function of the world and of chance. `NEMESES` names all of them. A seed chooses the
+faults, their order and their lengths.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.trust.powercut import Syncing, compiler
 from tests.trust.world import CLOCK_LIBRARY, LOCKED_TABLES, NODE_TTL_MS, Store, World
 
 Nemesis = Callable[[World, random.Random], str]
-"""Harms and heals; returns what it did, in words."""
+"""Causes a fault and repairs it. Returns a description of it."""
 
 TTL_S = NODE_TTL_MS / 1_000
 
@@ -143,7 +143,7 @@ def break_postgres_connections(world: World, chance: random.Random) -> str:
 
 
 HELD_S = 5.0
-"""How long a fault waits for a statement that it can hold back."""
+"""How long a fault waits for a statement that it can delay."""
 
 
 def deliver_statements_late(world: World, chance: random.Random) -> str:

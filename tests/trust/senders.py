@@ -55,7 +55,7 @@ class Sender(Protocol):
         ...
 
     def poll(self, seconds: float) -> None:
-        """Let callbacks run for about so long."""
+        """Let callbacks run for about this many seconds."""
         ...
 
     def flush(self) -> int:
@@ -155,7 +155,7 @@ class KafkaPythonSender:
         return True
 
     def poll(self, seconds: float) -> None:
-        time.sleep(seconds)  # the pace of the producer; its callbacks run on its own thread
+        time.sleep(seconds)  # the pause between two records; callbacks run on the client's own thread
 
     def flush(self) -> int:
         left = self._counted.wait()
@@ -207,7 +207,7 @@ class AiokafkaSender:
         self._counted.done(delivered, FAILED if failed else found.result().offset)
 
     def poll(self, seconds: float) -> None:
-        time.sleep(seconds)  # the pace of the producer; its callbacks run on its own thread
+        time.sleep(seconds)  # the pause between two records; callbacks run on the client's own thread
 
     def flush(self) -> int:
         left = self._counted.wait()
@@ -241,7 +241,7 @@ class ForeignSender:
         return True
 
     def poll(self, seconds: float) -> None:
-        time.sleep(seconds)  # the pace of the producer; its callbacks run on another thread
+        time.sleep(seconds)  # the pause between two records; callbacks run on another thread
 
     def flush(self) -> int:
         left = self._counted.wait()

@@ -36,7 +36,7 @@ SEED = int(os.environ.get("SLUICE_TEST_SEED", "1"))
 PAGES = 4
 """Damaged pages of Postgres in each round."""
 BITS = 50
-"""Flipped bits of a file. Most of a page is empty, so few of them would show nothing."""
+"""Number of bits that are flipped in a file. Most of a page is empty, so a few flipped bits could go unnoticed."""
 SECTOR = 512
 INDEX_OF_THE_LOG = "^(chunk|partition|topic|log_object)"
 """Tables and indexes in which Postgres finds a record, as a regular expression."""

@@ -54,7 +54,7 @@ from tests.trust.senders import (
 )
 
 STUCK_S = 75.0
-"""A life of a transactional worker without a return from its client for so long is abandoned."""
+"""A life of a transactional worker is abandoned if its client does not return from a call for this long."""
 LIFE_S = 30.0
 """The longest life of a transactional worker of Java."""
 ABORTED = 0.03
@@ -187,7 +187,7 @@ class Producing(Workload):
                         value += 1
                     sender.poll(self._pause_s)
             except SenderError:
-                value += 1  # its fate is unknown, and values are unique
+                value += 1  # the record's fate is unknown, and values are unique, so it is not sent again
             left += sender.flush()
         if left:
             raise WorkloadError(f"{left} records were never answered")
@@ -253,7 +253,7 @@ class Group(Workload):
             release_s = chance.choice((0.0, 0.0, 0.5, 2.0))
             kind = draw(self._clients.kinds, self.protocol, chance)
             if kind == KAFKA_PYTHON:
-                # Its members may stay silent for ever after a lost answer, so none of them stays.
+                # Members of kafka-python may stay silent for ever after a lost answer, so none of them stays.
                 ends_s = min(ends_s, time.monotonic() + chance.uniform(5, 30))
             stays = kind != KAFKA_PYTHON
             life = Life(
@@ -451,9 +451,9 @@ class Observer(Workload):
             try:
                 value = answer.result(CALL_S * 2).offset
             except (KafkaException, TimeoutError):
-                continue  # not answered, so nothing was observed
+                continue  # no answer came, so nothing was observed
             if value < 0:
-                continue  # librdkafka tells so of a partition that a part of its requests did not reach
+                continue  # librdkafka reports this for a partition that a part of its requests did not reach
             self._history.add(Observed(quantity, "", part.topic, part.partition, value, invoked_s, time.monotonic()))
 
     def _committed(self, consumer: confluent_kafka.Consumer, group: str, topic: str) -> None:

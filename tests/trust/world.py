@@ -99,7 +99,7 @@ class Node:
         self.process.send_signal(signal.SIGSTOP)
 
     def move_clock(self, seconds: int) -> None:
-        """Let the node's wall clock differ by so much from now on. It notices within a second."""
+        """Let the node's wall clock differ by this much from now on. The node notices within a second."""
         self.clock.write_text(f"{seconds:+d}\n")
 
     def wake(self) -> None:

@@ -43,7 +43,8 @@ logger = structlog.get_logger(__name__)
 MAX_CHANGES = 10_000
 """Changes of one request. Upstream's QuorumController.MAX_RECORDS_PER_USER_OP."""
 MAX_ACLS = 20_000
-"""ACLs in all. With each change every node reads all of them and frees the former ones: 15 ms of its event loop."""
+"""Maximal number of ACLs. After each change every node reads all of them and frees the old ones, which takes 15 ms of
+its event loop."""
 
 E = TypeVar("E", bound=IntEnum)
 

@@ -46,7 +46,8 @@ logger = structlog.get_logger(__name__)
 
 
 MAX_GROUPS_WITH_CONFIGS = 10_000
-"""Groups with settings. Every node reads the settings of all of them when one has changed."""
+"""Maximal number of groups with settings of their own. If one of them changes, every node reads the settings of all of
+them."""
 
 
 class AlterConfigsServices(

@@ -56,7 +56,7 @@ WHOLE_NUMBERS = {
 }
 """The greatest value, and upstream's name of the type."""
 MAX_ENTITIES = 10_000
-"""Entities with quotas of their own. Every node reads all of them after each change."""
+"""Maximal number of entities with quotas. Every node reads all quotas after each change."""
 HASHED_CHARS = 1024
 """Characters of a name that decide the order in which entities are listed: hashing each one takes time."""
 CLOSE_TO_WHOLE = 1e-6

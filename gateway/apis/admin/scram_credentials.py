@@ -35,7 +35,7 @@ from storage.types import ScramCredential, ScramKey
 logger = structlog.get_logger(__name__)
 
 MAX_USERS = 100_000
-"""Users that may have a credential."""
+"""Maximal number of users with a credential."""
 MAX_NAME_BYTES = MAX_SALT_BYTES = 1_024
 MAX_SALTED_PASSWORD_BYTES = 1_024
 """Bytes of a salted password; SHA-512 makes 64."""

@@ -59,7 +59,8 @@ MIN_TIMEOUT_MS = 5_000
 """Upstream's leader appends however long that takes; a client's tiny timeout must not turn a commit into a repeat."""
 MAX_TIMEOUT_MS = 120_000
 MAX_LOGGED_REFUSALS = 10
-"""Batches refused on sight that one request has in the log; all of them are counted."""
+"""Maximal number of log lines about batches of one request that were refused before the append. The counter counts all
+such batches."""
 
 
 class ProduceServices(

@@ -32,7 +32,8 @@ from protocol.messages import consumer_group_describe as described
 from protocol.messages.consumer_group_heartbeat import Assignment, TopicPartitions
 
 MAX_SUBSCRIBED_TOPICS = 5_000
-"""The group compares them in one uninterrupted step, which takes some twenty milliseconds if all of them exist."""
+"""Maximal number of subscribed topics. The group compares them in one uninterrupted step, which takes some twenty
+milliseconds if all of them exist."""
 
 HIDDEN = "The group has described topic(s) that the client is not authorized to describe."
 

@@ -114,7 +114,7 @@ class Draft:
         self.facts.append(fact)
 
     def raise_epoch(self, trigger: Trigger, member_id: MemberId | None = None) -> None:
-        """Raise the group epoch, because the target was computed from something else than what the members want now."""
+        """Raise the group epoch, because the members want something else now than the target was computed for."""
         self.group_epoch += 1
         self.tell(RebalanceBegun(trigger, member_id))
 

@@ -67,7 +67,8 @@ def _keep(draft: _Draft) -> None:
     whole = lcm(*(len(wanting) for wanting in by_topic.values()))
     parts = {topic_id: counts.get(topic_id, 0) * whole // len(wanting) for topic_id, wanting in by_topic.items()}
     shares = {wanted: sum(map(parts.__getitem__, wanted)) for wanted in alike}
-    # Among members that want the same, this many keep one partition more, because an even share may be no whole number.
+    # Several members may want the same topics, and their even share may not be a whole number. Then this many of them
+    # keep one partition more.
     extras = {
         wanted: share % whole * alike[wanted] // whole if share > whole else 0 for wanted, share in shares.items()
     }
@@ -100,7 +101,8 @@ def _spread(draft: _Draft) -> None:
         for index in range(counts[topic_id]):
             if draft.readers_of[topic_id, index]:
                 continue
-            # If another topic has added partitions since, the entry is too light: it goes back with its weight.
+            # A member may have received partitions of other topics since its entry was made. Then the entry returns to
+            # the heap with the present number.
             while heap[0][0] != len(given[heap[0][1]]):
                 heapq.heapreplace(heap, (len(given[heap[0][1]]), heap[0][1]))
             member_id = heap[0][1]

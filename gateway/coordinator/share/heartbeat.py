@@ -209,7 +209,7 @@ def _compare(
     cluster: Cluster,
     facts: list[Fact],
 ) -> ShareGroup:
-    """Raise the epoch if members want something else than the target was computed from."""
+    """Raise the epoch if the members want something else now than the target was computed for."""
     changed = before is None or before.subscribed_topic_names != after.subscribed_topic_names
     target_is_old = group.group_epoch > group.assignment_epoch
     if not changed and not target_is_old and group.seen is not None and group.seen.topics is cluster.topics:

@@ -107,8 +107,8 @@ def _keepers(loads: Iterable[_Load]) -> dict[Task, list[_Load]]:
 
 
 class _Lightest:
-    """Finds the member with the least load, the first of several, without a look at all members for each task. Loads
-    only grow."""
+    """Find the member with the least load; among equals, the first one. Loads only grow, so no search visits all
+    members for each task."""
 
     def __init__(self, loads: Iterable[tuple[int, _Load]], weigh: Callable[[_Load], int]) -> None:
         self._loads = dict(loads)
@@ -132,8 +132,8 @@ class _Lightest:
 
 
 class _LightestProcess:
-    """Finds the same among the members of processes that do not hold a task. Few processes hold a task, however many
-    members each process has."""
+    """Find the member with the least load in those processes that do not hold a task. Few processes hold a task,
+    however many members each process has."""
 
     def __init__(self, loads: Iterable[_Load], weigh: Callable[[_Load], int]) -> None:
         members: dict[str, list[tuple[int, _Load]]] = {}

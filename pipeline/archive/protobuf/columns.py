@@ -31,7 +31,7 @@ from pipeline.archive.protobuf.values import WRAPPED, Decoder, UnreadableError
 from pipeline.widening import MOST_DIGITS
 
 MAX_DEPTH = 5
-"""Structs within structs that take their types from the schema."""
+"""Maximal depth of structs within structs whose types come from the schema."""
 _INTEGER, _LONG, _TEXT = IntegerType(), LongType(), StringType()
 # As wide as an integer column can become, so that a column of integers can hold both.
 _UNSIGNED = DecimalType(MOST_DIGITS, 0)

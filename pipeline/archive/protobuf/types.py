@@ -14,7 +14,7 @@ from typing import Literal, NoReturn
 
 MAX_CHARACTERS = 4 * 1024 * 1024
 MAX_NESTED = 32
-"""Messages within messages."""
+"""Maximal depth of messages within messages."""
 SCALARS = frozenset(
     ("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64", "sfixed32",
      "sfixed64", "bool", "string", "bytes")
@@ -130,7 +130,7 @@ class _Found:
 
 
 def _resolved(name: str, message: Message, messages: Mapping[str, Message], enums: Mapping[str, object]) -> Message:
-    """Return `message` with the full names of its fields' types."""
+    """Return `message` with its fields' types replaced by their full names."""
     return replace(message, fields=tuple(_with_type(name, each, messages, enums) for each in message.fields))
 
 
@@ -151,7 +151,7 @@ def _with_type(scope: str, each: Field, messages: Mapping[str, Message], enums: 
 
 
 class _Parser:
-    """Reads one file into `found`."""
+    """The parser of one file. It adds the types to `found`."""
 
     def __init__(self, text: str, found: _Found) -> None:
         self._text, self._found = text, found
@@ -273,7 +273,7 @@ class _Parser:
             elif word != ";":
                 self._next -= 1
                 symbol, number = self._numbered()
-                # Of two names for a number the first one counts.
+                # If two names have one number, the first name counts.
                 values.setdefault(number, symbol)
         self._found.enums[name] = values
 

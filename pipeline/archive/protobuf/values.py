@@ -18,7 +18,7 @@ from math import isfinite
 from pipeline.archive.protobuf.types import Field, Types
 
 MAX_DEPTH = 100
-"""Messages within messages, as in Protobuf's own libraries."""
+"""Maximal depth of messages within messages, as in Protobuf's own libraries."""
 MAX_PARTS = 1_000_000
 MAX_TEXT_CHARACTERS = 16 * 1024 * 1024
 """Length of a value's JSON; Spark holds no larger variant."""
@@ -29,7 +29,7 @@ _EPOCH = datetime(1970, 1, 1)
 _FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
 _NANOS = 10**9
 WRAPPED = ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
-"""Names, less `Value`, of the messages whose only field is a scalar."""
+"""Names, without the suffix `Value`, of the messages whose only field is a scalar."""
 # Between these, text without an exponent and with the fewest digits names a float exactly.
 _LEAST_PLAIN, _MOST_PLAIN = 1e-3, 1e7
 _quoted = JSONEncoder(ensure_ascii=False).encode
@@ -140,7 +140,7 @@ class Decoder:
             pieces = held.messages.get(number, [])
             if declared.repeated:
                 return _listed([self._message(declared.type_name, each, depth + 1) for each in pieces])
-            # A message that is there in pieces is the one of all pieces together.
+            # A message whose field occurs several times is the merge of all occurrences.
             if pieces or slot.default is not None:
                 return self._message(declared.type_name, b"".join(pieces), depth + 1)
         elif declared.repeated:
@@ -166,7 +166,7 @@ class Decoder:
             other.number for other in declared if each.oneof and other.oneof == each.oneof and other is not each
         )
         if each.kind in ("message", "map"):
-            # The value of a map's entry is there, even if the entry is empty.
+            # A map's entry always has a value, even if the entry's bytes are empty.
             default = "" if is_entry else None
             return _Slot(each, _LENGTH, _nothing, default, siblings)
         if each.kind == "enum":
@@ -339,7 +339,7 @@ _SCALARS: Mapping[str, tuple[int, _Convert, str]] = {
 def _timestamp(texts: Mapping[str, str]) -> str:
     seconds, nanos = int(texts["seconds"]), int(texts["nanos"])
     if not _FIRST_SECOND <= seconds <= _LAST_SECOND or not 0 <= nanos < _NANOS:
-        # It fits no timestamp's column, so it is rescued.
+        # The value fits no timestamp column, so it is rescued.
         return f'{{"seconds":{seconds},"nanos":{nanos}}}'
     return f'"{(_EPOCH + timedelta(seconds=seconds)).isoformat()}{_fraction(nanos)}Z"'
 

@@ -11,7 +11,8 @@ POM = Path(__file__).parent / "kafka_tools" / "pom.xml"
 
 
 def fetch(target: Path) -> bool:
-    """Fetch their jars into `target`, once per description. Return False, and fetch nothing, if there is no Java."""
+    """Fetch the jars of these tools into `target`, once per description. Return False, and fetch nothing, if there is
+    no Java."""
     stamp = target.with_suffix(".stamp")
     wanted = hashlib.sha256(POM.read_bytes()).hexdigest()
     if shutil.which("java") is None or shutil.which("mvn") is None:

@@ -194,7 +194,7 @@ class AllowList:
 
 
 def tests_of(source: Path) -> dict[str, Test]:
-    """Return their table of tests, from the source of the runner."""
+    """Return the table of librdkafka's tests, from the source of their runner."""
     table = (source / "tests" / "test.c").read_text().partition("struct test tests[]")[2].partition("{NULL}")[0]
     tests: dict[str, Test] = {}
     for entry in table.split("_TEST(")[1:]:
@@ -213,8 +213,8 @@ def build(folder: Path) -> None:
 
 
 def _build_java(folder: Path) -> None:
-    """Build their Java classes and the script that starts them, beside the parts of a Kafka distribution that it
-    uses."""
+    """Build the Java classes of librdkafka's tests and the script that starts them, beside the parts of a Kafka
+    distribution that the script uses."""
     built, jars = folder / JAVA, folder / "kafka-tools"
     if shutil.which("javac") is None or not java_tools.fetch(jars):
         shutil.rmtree(built, ignore_errors=True)
@@ -230,14 +230,14 @@ def _build_java(folder: Path) -> None:
 
 
 def lacks_order(source: Path) -> bool:
-    """Return whether their map has an invalid order."""
+    """Return whether the map in librdkafka's tests has an invalid order."""
     path = source / MAP_OF_THEIRS
     text = path.read_text() if path.exists() else ""
     return NO_ORDER in text and AN_ORDER not in text
 
 
 def mend(source: Path) -> None:
-    """Repair the order of their map if it is invalid."""
+    """Repair the order of the map in librdkafka's tests if it is invalid."""
     if lacks_order(source):
         path = source / MAP_OF_THEIRS
         path.write_text(path.read_text().replace(NO_ORDER, AN_ORDER))
@@ -401,9 +401,9 @@ def run(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Run their test program.
+    """Run librdkafka's test program.
 
-    `java`: their Java classes, if any. `newer`: a library that replaces theirs. `bootstraps`: the gateways by name.
+    `java`: its Java classes, if any. `newer`: a library that replaces its own. `bootstraps`: the gateways by name.
     """
 
     source: Path

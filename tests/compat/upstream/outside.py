@@ -195,7 +195,7 @@ class Kafkas:
     """One node of Apache Kafka, for any number of nodes that a test requests."""
 
     def particulars(self, test: str) -> tuple[()]:
-        """Tests get what they request."""
+        """Tests get the broker settings that they request."""
         return ()
 
     def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> _Started:

@@ -1,4 +1,6 @@
-"""Brokers in a rack each that redirect consumers to the replica in theirs, for tests of KIP-392."""
+"""Brokers, each in a rack of its own, that redirect consumers to the replica in the consumer's rack, for tests of
+KIP-392.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ BROKERS = 3
 
 
 def settings_of(number: int) -> dict[str, str]:
-    """Return the settings of the broker of that number, from 1."""
+    """Return the settings of the broker with this number, from 1."""
     return {
         "node.id": str(number),
         "broker.rack": f"RACK{number}",
@@ -24,7 +26,7 @@ def settings_of(number: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def racked(settings: Mapping[str, str], *, kafka: bool) -> Iterator[str]:
-    """Run BROKERS of them, in RACK1 and so on, and yield the first one's address."""
+    """Run BROKERS brokers, in RACK1 and so on, and yield the address of the first one."""
     with contextlib.ExitStack() as stack:
 
         def started(node: BrokerProcess) -> BrokerProcess:

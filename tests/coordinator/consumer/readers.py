@@ -1,5 +1,5 @@
-"""Readers that call the coordinator directly, with a log and committed offsets of which the coordinator sees what it
-would in a gateway.
+"""Readers that call the coordinator directly. There is a log with committed offsets, and the coordinator sees of it as
+much as in a gateway.
 
 Time stands still while the readers settle, so that the result of a decision is not confused with the passing of time.
 """

@@ -24,7 +24,7 @@ TOPIC_NAMES: dict[UUID, str] = {}
 
 
 def topic_id(name: str) -> UUID:
-    """Return an id. Ids sort as the names of the tests do: by their first letters."""
+    """Return a member id. Ids sort like the names in the tests: by their first letters."""
     found = UUID(bytes=name.encode()[:16].ljust(16, b"\0"))
     TOPIC_NAMES[found] = name
     return found

@@ -74,7 +74,8 @@ def test_older_versions_join_at_once():
     ],
 )
 def test_removed_classic_member_joins_anew(claim: dict[str, object], error: ErrorCode):
-    """Otherwise the member would keep partitions that others have read further, and continue from its own position."""
+    """Otherwise the member would keep partitions that other members have read further, and would continue from its own
+    position."""
     scene = consumers()
     joined = scene.join("k", offer("cooperative-sticky", **claim))  # type: ignore[arg-type]
     assert joined is not None
@@ -107,7 +108,7 @@ def test_static_classic_member_replaces_a_silent_consumer_member():
     assert (joined.error, joined.generation_id) == (NONE, 2)
     assert scene.share("k", 2, instance="i") == {"t": {2, 3}}
     assert scene.beat("b", 2, instance_id="i").error is FENCED
-    # And a process of the consumer protocol replaces it in turn.
+    # Then a process of the consumer protocol replaces this one in turn.
     assert scene.told(scene.enter("c", instance_id="i")) == (2, {"t": {2, 3}})
     assert scene.alive("k", 2, instance="i") is FENCED
 

@@ -606,7 +606,7 @@ class TestStaticMembers:
         assert scene.told(scene.join("a2", "u", instance_id="i")) == (2, {"u": {0, 1}})
 
     def test_returning_static_member_has_released_revoked_partitions(self):
-        """If it were answered with epoch 0, its client would continue like a joining member without a full request."""
+        """With an answer of epoch 0, the client would continue like a joining member without a full request."""
         scene = Scene()
         scene.join("a", instance_id="i")
         scene.beat("a", 1, ALL, instance_id="i")

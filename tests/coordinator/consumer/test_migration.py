@@ -461,7 +461,7 @@ def test_incompatible_classic_group_is_not_upgraded(spoil: str):
 
 
 def test_owned_partitions_in_a_subscription_do_not_hinder_an_upgrade():
-    """librdkafka's leaders do so: their sticky members put their former partitions into their subscriptions."""
+    """librdkafka's leaders do this: their sticky members put their former partitions into their subscriptions."""
     from gateway.coordinator.machine import ConnectionId, RequestId
     from gateway.coordinator.requests import SyncGroup
     from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
@@ -501,7 +501,7 @@ def test_a_static_member_may_come_back_with_the_other_protocol():
     assert (epoch, mine) == (generation, {"t": {0, 1}}), "nothing has changed but who speaks"
     assert scene.alive("k", generation, instance="i") is ErrorCode.FENCED_INSTANCE_ID
     assert scene.alive("l", generation, instance="j") is NONE
-    # And back.
+    # Then the group is converted back.
     back = scene.join("", offer(), instance="i", new_id="k2", version=9)
     assert back is not None
     assert not scene.is_consumer

@@ -24,12 +24,12 @@ from .simulation.mixed import MixedServer, run, run_with
 BLOCKS = int(os.environ.get("SLUICE_SIMULATION_BLOCKS", "10"))
 BLOCKS_EACH_TIME = 2
 SEEDS_PER_BLOCK = 200
-"""About 15 ms each."""
+"""Each seed takes about 15 ms."""
 SEEDS_OF_MUTANTS = range(900, 1_500)
 FIND_THE_RAREST = (1216, 930, 939)
-"""Seeds that have found what most others do not: late joins do harm in the first."""
+"""Seeds that find a certain defect, which most other seeds do not find: late joins do harm in the first of them."""
 SEEDS_OF_MUTANTS_ABOUT_TOPICS = range(400)
-"""A leader that does not look at topics does harm in two of them."""
+"""In two of these seeds, a leader that ignores changes of topics does harm."""
 FIND_THE_RAREST_ABOUT_TOPICS = (77, 144)
 """Seeds that found defects which most other seeds do not find."""
 
@@ -58,7 +58,7 @@ def test_every_seeded_run_keeps_the_rules(block: int) -> None:
 
 @pytest.mark.parametrize("block", first_always(range(BLOCKS_WITH_TOPICS), 1))
 def test_every_seeded_run_with_changing_topics_keeps_the_rules(block: int) -> None:
-    """The same with changing topics; in the end members read all partitions that exist."""
+    """The rules also hold with changing topics. In the end members read all partitions that exist."""
     assert conversions_seen(block, topics_change=True) == set(Conversion)
 
 

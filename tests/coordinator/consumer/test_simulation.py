@@ -17,7 +17,7 @@ from .simulation.play import run
 
 BLOCKS = int(os.environ.get("SLUICE_SIMULATION_BLOCKS", "4"))
 SEEDS_PER_BLOCK = 20
-"""About 300 ms each."""
+"""Each seed takes about 300 ms."""
 SEEDS_PER_MUTANT = 100
 FIND_THE_RAREST = (41,)
 """Seeds that find acceptance of late requests."""

@@ -69,8 +69,8 @@ class Character:
     claims: bool = False
     """Keeps and claims its partitions while it joins, and joins again after it has released some (KIP-429)."""
     claims_last_generation: bool = False
-    """True if the claim names the generation that the member joined last (Java). False: the generation that assigned
-    its partitions (librdkafka).
+    """True if a claim names the generation that the member joined last (Java). False if it names the generation that
+    assigned its partitions (librdkafka).
     """
 
 
@@ -86,9 +86,9 @@ class Client:
         """The last few requests, so that one can be repeated."""
         self._world = world
         self.owned: frozenset[int] = frozenset()
-        """Partitions that it claims, if it `claims`."""
+        """Partitions that the client claims, if it `claims` any."""
         self.reading: frozenset[int] = frozenset()
-        """Partitions of those that it reads: the committed offset of the others is not settled yet."""
+        """The owned partitions that the client reads. The committed offsets of the others are not settled yet."""
         self._owned_generation_id = -1
         self._announced: tuple[int, ...] = ()
         self._topics: tuple[str, ...] = ("t",)
@@ -357,7 +357,7 @@ class Client:
 
     def _start_over(self, error: ErrorCode) -> None:
         if error in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
-            # Its partitions are lost.
+            # The member's partitions are lost.
             self.owned = self.reading = frozenset()
             self._owned_generation_id = self.generation_id = -1
         if error is ErrorCode.UNKNOWN_MEMBER_ID:

@@ -73,7 +73,7 @@ class Referee:
         held.
         """
         self.excused: set[int] = set()
-        """Partitions that a member received before the old owner released them, because the time was over."""
+        """Partitions that a member received before the old owner released them, because the handoff's time was over."""
 
     def require(self, holds: bool, foul: str) -> None:
         if not holds:

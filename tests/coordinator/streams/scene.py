@@ -64,7 +64,7 @@ class Scene:
                     self.rows[member_id] = row.document
         shown = {each: STREAMS.stored_member(self.group, each) for each in STREAMS.member_ids(self.group)}
         assert self.rows == {each: row.document for each, row in shown.items() if row is not None}
-        # A coordinator that reads a group back has heard no member yet, and stores that with the next row.
+        # A coordinator that has just read a group has heard from no member yet. It stores that fact with the next row.
         now = replace(STREAMS.stored(self.group), all_heard=self.stored.all_heard)
         assert self.stored == now
 

@@ -45,7 +45,7 @@ class Sim:
         after = reconcile(member, self.target[member_id], self.epoch, others, owned)
         self.members[member_id] = after
         self.check()
-        if self.chance.random() < 0.7:  # otherwise the answer has not arrived, and the member's ownership is unchanged
+        if self.chance.random() < 0.7:  # otherwise the answer has not arrived, and the member owns what it owned before
             self.owned[member_id] = after.assigned
             self.check()
 

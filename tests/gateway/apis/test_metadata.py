@@ -421,7 +421,7 @@ async def test_client_receives_addresses_of_its_own_listener(database_url: str) 
 
 
 async def test_a_node_without_the_listener_is_not_named(database_url: str) -> None:
-    """Like KRaftMetadataCache: its partitions have LISTENER_NOT_FOUND, before Metadata v6 LEADER_NOT_AVAILABLE."""
+    """Partitions of the topic have LISTENER_NOT_FOUND, or LEADER_NOT_AVAILABLE before v6 (KRaftMetadataCache)."""
     async with (
         admin_node(database_url, listeners=INSIDE_AND_OUTSIDE) as node,
         admin_node(database_url, listeners={"INSIDE": ("10.0.0.2", 9092)}),
@@ -535,7 +535,7 @@ async def test_controllers_are_live_nodes_with_the_clients_listener(database_url
 
 
 async def test_broker_alone_is_not_listed_as_a_controller(database_url: str) -> None:
-    """This does not depend on the names of its listeners."""
+    """The result does not depend on the names of the node's listeners."""
     async with (
         admin_node(database_url),
         admin_node(database_url, name="node-2", roles=Roles(is_controller=False)) as two,
@@ -546,7 +546,7 @@ async def test_broker_alone_is_not_listed_as_a_controller(database_url: str) -> 
 
 
 async def test_controller_alone_is_not_listed_as_a_broker(database_url: str) -> None:
-    """Clients of brokers do not see it, regardless of the names of its listeners; clients of controllers do."""
+    """Clients of brokers do not see this node, regardless of the names of its listeners. Clients of controllers do."""
     cast = Roles(is_broker=False, controller_listeners=("PLAINTEXT",))
     async with (
         admin_node(database_url, roles=cast) as controller,

@@ -97,7 +97,7 @@ async def test_controller_that_joins_or_leaves_moves_no_leader(database: Databas
 
 
 async def test_replaced_process_counts_as_gone_although_its_node_is_live(database: Database) -> None:
-    """Requests that it was about to send are not sent."""
+    """The node does not send the requests that it was about to send."""
     node, killed = Node(database, 9092), Node(database, 9093)
     for each in (node, killed):
         await each.membership.join()

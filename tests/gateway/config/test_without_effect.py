@@ -49,7 +49,7 @@ OTHER_DEFAULTS = {
     "ssl.truststore.type": ("JKS", "PEM"),
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": ("10000", "1000"),
 }
-"""Defaults that differ because Kafka's are not true of a node: Kafka's, and ours."""
+"""Settings whose default differs, because Kafka's default is not true of a node: Kafka's default, and ours."""
 
 
 def test_all_of_kafkas_settings_are_listed_and_no_others() -> None:

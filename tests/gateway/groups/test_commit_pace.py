@@ -58,7 +58,8 @@ def test_commit_of_the_position_on_revocation_ends_the_drain() -> None:
 
 
 def test_worker_pool_gets_time_for_unusually_long_work() -> None:
-    """Its records took a fifth of a second each. The current one takes four seconds, on a busy machine."""
+    """The member's earlier records took a fifth of a second each. The current one takes four seconds, on a busy
+    machine."""
     pace = each_tenth(0.2, 20.0)
     overdue_s = pace.overdue_s(next_served_s=20.0, asked_s=20.1, released_s=20.15)
     assert overdue_s is not None
@@ -94,7 +95,7 @@ def test_end_of_work_is_unknown_without_a_rhythm(pace: Pace) -> None:
 
 
 def test_first_commit_after_the_release_does_not_end_the_drain() -> None:
-    """Its application works on records it has released, and its rhythm is unknown."""
+    """The member's application works on records that the member has released, and its rhythm is unknown."""
     assert paced((12.0, 120, 11.9)).overdue_s(next_served_s=11.95, asked_s=11.8, released_s=11.9) is None
     pace = paced((12.0, 120, 11.9), (15.0, 130, 11.9))
     overdue_s = pace.overdue_s(next_served_s=11.95, asked_s=11.8, released_s=11.9)

@@ -121,7 +121,8 @@ async def test_row_that_postgres_refuses_is_dropped_alone(writer: Writer) -> Non
 
 
 async def test_a_late_heartbeat_is_one_row_however_large_its_group(writer: Writer) -> None:
-    """If each late member held its group, many late members at once would find no room."""
+    """A late member's entry must not hold its group. Otherwise the queue would have no room for many members that are
+    late at once."""
     member_ids = [MemberId(f"m{number}") for number in range(2 * ROOM)]
     members = {each: Member(each, None, "client", "/host", 10_000, 10_000, ()) for each in member_ids}
     group = Group("g", GroupState.STABLE, True, "consumer", "range", 7, member_ids[0], members)

@@ -388,7 +388,7 @@ def consumer_heartbeat(node: GroupNode, member_id: str, epoch: int, connection_n
 
 
 async def test_request_on_an_older_connection_is_stale_after_a_reload(node: GroupNode) -> None:
-    """An overtaken join would take from the member what the newer connection has brought it."""
+    """An overtaken join would undo what the member has received on its newer connection."""
 
     async def says(epoch: int, connection_number: int) -> ConsumerGroupHeartbeatReply:
         return await reply_of(node.groups.submit(G, consumer_heartbeat(node, "a", epoch, connection_number)))

@@ -129,7 +129,7 @@ def commits_held(node: DataPlane) -> Iterator[asyncio.Event]:
 
 
 async def meet(node: DataPlane, appender: Appender, topic: Topic, requests: int) -> None:
-    """Submit this many requests of one batch, which share one commit because another was under way."""
+    """Submit this many requests of one batch each. They share one commit, because another one is in progress."""
     with commits_held(node) as may_end:
         futures = [appender.submit(new_batch(topic, batch_of(b"m")))]
         await asyncio.sleep(0)
@@ -411,7 +411,7 @@ async def gather_errors(*futures: asyncio.Future[Appended | Refusal]) -> list[ob
 
 
 async def test_two_nodes_append_to_the_same_partitions(node: DataPlane, database_url: str) -> None:
-    """Overlapping commits deadlocked in trials. Each node's tail must also notice the other's appends."""
+    """Overlapping commits led to deadlocks in trials. Each node's tail must also notice the other node's appends."""
     topic = await node.create_topic("t", 6)
     async with data_plane(database_url, name="node-2") as other:
         chance = random.Random(5)

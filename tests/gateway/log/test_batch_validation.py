@@ -232,7 +232,7 @@ def test_lower_bound_reports_that_a_larger_one_may_decide() -> None:
 @pytest.mark.parametrize("count", [1, WINDOW_RECORDS - 1, WINDOW_RECORDS, WINDOW_RECORDS + 1])
 @pytest.mark.parametrize("value", [b"v", b"v" * 200], ids=["one window", "several"])
 def test_every_offset_is_checked_in_large_batches(count: int, value: bytes) -> None:
-    """A window ends within the batch, at its end and behind it."""
+    """The window ends within the batch, at its end, or after it."""
     records = [record(offset, value=value) for offset in range(count)]
     assert isinstance(judge(build_batch(records)), BatchHead)
     last = replace(records[-1], offset=count + 3)

@@ -236,8 +236,8 @@ def test_batches_of_the_producer_outside_of_transactions_were_not_aborted() -> N
 
 
 def test_abort_marker_is_kept_through_every_compaction() -> None:
-    """Its transaction stays in the list of aborted ones. A reader that learns of an aborted transaction without its end
-    would skip the producer's later commits.
+    """The aborted transaction stays in the list. A reader that learns of an aborted transaction without its end would
+    skip the producer's later commits.
     """
     log = Log()
     log.write(7, ("a", "1"))

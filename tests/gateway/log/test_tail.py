@@ -357,7 +357,8 @@ def test_read_committed_read_lists_aborted_transactions() -> None:
 
 
 def test_outcome_is_unknown_without_the_marker() -> None:
-    """Another node ended it, or its end had no known outcome here, or its outcome is later than that of a read."""
+    """Another node has ended the transaction, or its end had no known outcome here, or its outcome arrives after that
+    of a read."""
     tail = Tail(10**6)
     append(tail, P0, 0)
     append(tail, P0, 1, stable=1)

@@ -148,8 +148,8 @@ class Peer:
         return [await self.answer() for _ in range(count)]
 
     def reset(self) -> None:
-        """End the connection at once, as the kernel does for bytes that a killed process has left unread: no half-open
-        end precedes it.
+        """End the connection at once by a reset, as the kernel does if a killed process has left bytes unread. No
+        half-open end precedes it.
         """
         raw_socket: socket.socket = self.writer.get_extra_info("socket")
         raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -202,7 +202,8 @@ async def merge_chunks(node: DataPlane, key: PartitionKey) -> None:
 
 
 async def test_writers_readers_and_compaction_at_the_same_time(node: DataPlane, key: PartitionKey) -> None:
-    """Values say whether a reader must see them. Each key belongs to one producer, which counts."""
+    """Each value says whether a reader must see its record. Each key belongs to one producer, which counts its
+    versions."""
     newest: dict[bytes, int] = {}
 
     async def write(producer_id: int) -> None:

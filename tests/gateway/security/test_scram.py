@@ -1,4 +1,4 @@
-"""SCRAM by the examples of RFC 7677 and its successors, and by what must not be let in."""
+"""SCRAM by the examples of RFC 7677 and its successors, and by attempts that must be refused."""
 
 from __future__ import annotations
 

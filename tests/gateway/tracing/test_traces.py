@@ -103,7 +103,7 @@ def node(postgres: Databases, collector: Collector) -> Iterator[GatewayProcess]:
 
 
 def first(collector: Collector, fits: Callable[[Received], bool], what: str) -> Received:
-    """Return the first span that fits, once the collector has one."""
+    """Return the first matching span, once the collector has one."""
     return wait_for(lambda: list(filter(fits, list(collector.spans))), what, seconds=LATE_S)[0]
 
 

@@ -174,8 +174,8 @@ async def test_transaction_that_cannot_end_keeps_no_other_open(
 
 
 async def test_many_markers_are_recorded_in_pieces(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop turns in between. If the caller gives up before all markers are recorded, the known offsets are in
-    doubt.
+    """The event loop runs other tasks in between. If the caller gives up before all markers are recorded, the known
+    offsets are in doubt.
     """
     monkeypatch.setattr(importlib.import_module("gateway.net.pieces"), "TURN_S", 0.0)
     topic = await node.create_topic("t", 50)

@@ -144,7 +144,8 @@ async def test_too_large_transaction_enlists_nothing(node: DataPlane, transactio
 
 @pytest.mark.parametrize("version", range(5))
 def test_a_transaction_that_would_be_too_large_is_refused_by_a_code_of_the_version(version: int) -> None:
-    """Clients repeat neither code. The newer one asks them to abort the transaction and continue."""
+    """Clients do not retry after either code. The code of newer versions asks them to abort the transaction and
+    continue."""
     code = ErrorCode.TRANSACTION_ABORTABLE if version >= 4 else ErrorCode.POLICY_VIOLATION
     offsets = AddOffsetsToTxnRequest(transactional_id="a", producer_id=1, producer_epoch=0, group_id="g")
     told: Any = refuse_add_offsets_to_txn(offsets, version, ErrorCode.TRANSACTION_ABORTABLE, None)
@@ -311,7 +312,7 @@ async def test_end_of_the_largest_transaction_delays_appends_briefly(node: DataP
 async def test_overdue_transaction_without_room_in_memory_is_tried_again_at_once(
     node: DataPlane, topic: Topic, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another one that failed later has taken its place in memory."""
+    """Another transaction that failed later has taken its place in memory."""
     transactions = Transactions(
         TransactionStore(node.database), node.services.producers, node.tail, node.membership, max_failed=1
     )

@@ -60,8 +60,8 @@ class ClassicClient:
         self.cooperative = all("cooperative" in protocol for protocol in protocols)
         self.version = world.random.choice((3, 5, 9))
         self.claims_last_generation = world.chance(0.5)
-        """True if its claim names the generation that it joined last (Java), False for the one that assigned its
-        partitions.
+        """True if a rejoin claims the generation that the member joined last (Java). False if it claims the generation
+        that assigned its partitions (librdkafka).
         """
         self.member_id = NO_ID
         self.generation_id = -1
@@ -71,8 +71,8 @@ class ClassicClient:
         self.connection_number = world.number()
         self.join_patience_ms = world.random.choice((4_000, 25_000))
         self.stubborn = instance_id is None and world.chance(0.1)
-        """True if it ignores a rebalance until it is removed, because its application is stuck. (The group would wait
-        for a static one as long as it heartbeats.)
+        """True if the member ignores a rebalance until it is removed, because its application is stuck. (The group
+        would wait for a static member as long as it sends heartbeats.)
         """
         self.session_ms = world.random.choice((6_000, 10_000))
         self.rebalance_ms = world.random.choice((8_000, 20_000))
@@ -94,7 +94,7 @@ class ClassicClient:
         return cast("MixedServer", self.world.server)
 
     def choose_topics(self) -> None:
-        """The next request tells the group."""
+        """The client's next request informs the group."""
         self.names = tuple(self.world.random.sample(NAMES, self.world.random.randint(1, 3)))
 
     def start(self) -> None:

@@ -51,7 +51,7 @@ async def node(request: pytest.FixtureRequest, database_url: str) -> AsyncIterat
 
 @pytest.fixture(params=[2**24, 0, 1700], ids=["tail", "cold", "mixed"])
 async def sized(request: pytest.FixtureRequest, database_url: str) -> AsyncIterator[DataPlane]:
-    """The same as `node`, and also with the records of one answer from both."""
+    """The same as `node`, and one more case: records of one answer come both from memory and from Postgres."""
     async with data_plane(database_url, tail_bytes=request.param) as node:
         yield node
 
@@ -79,7 +79,7 @@ async def test_whole_batches_are_returned_up_to_the_partition_limit(sized: DataP
 
 @pytest.mark.parametrize("limits", [(1, 2**20), (2**20, 1), (0, 0), (-5, 2**20)])
 async def test_first_batch_is_returned_above_the_limit(sized: DataPlane, limits: tuple[int, int]) -> None:
-    """Otherwise a reader with small limits is stuck for ever (KIP-74)."""
+    """Otherwise a reader with small limits would never get past a large batch (KIP-74)."""
     topic = await sized.create_topic("t")
     await sized.fill(topic, [5000, 300])
     part = await sized.fetch_one(topic, 0, partition_max_bytes=limits[0], max_bytes=limits[1], min_bytes=0)
@@ -175,7 +175,8 @@ async def test_full_node_answers_batch_by_batch(sized: DataPlane) -> None:
 
 
 async def test_concurrent_reads_from_postgres_share_the_room(database_url: str) -> None:
-    """Each request sees room as it begins; together they would take it many times over."""
+    """Each request checks the room as it begins. Without a count of promised bytes, all requests together would take
+    many times the room."""
     async with data_plane(database_url, tail_bytes=0) as node:
         topic = await node.create_topic("t", 4)
         for partition in range(4):
@@ -255,7 +256,7 @@ async def test_offsets_of_the_partition_are_filled_in(node: DataPlane) -> None:
 async def test_last_stable_offset_differs_from_the_high_watermark(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Storage provides it, from the tail and from a cold read alike, and it never falls."""
+    """Storage provides the last stable offset, for reads from the tail and for cold reads, and it never falls."""
     topic = await node.create_topic("t")
     key = topic.partitions[0].partition_key
     other = await node.create_topic("other")
@@ -286,7 +287,7 @@ async def test_last_stable_offset_differs_from_the_high_watermark(
 
 
 async def test_fetch_out_of_range_is_refused(node: DataPlane) -> None:
-    """Another gateway never returned this error, so auto.offset.reset never took effect."""
+    """Another gateway never returned OFFSET_OUT_OF_RANGE, so auto.offset.reset never took effect."""
     topic = await node.create_topic("t")
     await node.fill(topic, [300] * 4)
     await node.log.delete_records(topic.partitions[0].partition_key, 2)

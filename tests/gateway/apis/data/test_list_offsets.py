@@ -260,7 +260,7 @@ async def append(node: DataPlane, topic: Topic, records: bytearray) -> None:
 
 @pytest.mark.parametrize("codec", list(Compression))
 async def test_search_by_time_stops_at_its_match(node: DataPlane, codec: Compression) -> None:
-    """The bytes behind the match must not be read: the search would answer for the whole batch."""
+    """The search must not read the bytes after the match. Otherwise its answer would refer to the whole batch."""
     topic = await node.create_topic("t")
     timestamps = [1000 + n for n in range(3000)]
     body = bytearray(batch_of(*[bytes(100)] * 3000, timestamps=timestamps))

@@ -332,7 +332,7 @@ async def test_a_repeated_batch_is_answered_with_its_first_offset(node: DataPlan
 
 
 async def test_two_copies_in_flight_become_one_batch(node: DataPlane) -> None:
-    """With another gateway both copies passed the duplicate check."""
+    """In another gateway both copies passed the duplicate check."""
     topic = await node.create_topic("t")
     batch = batch_of(b"a", producer=(7, 0, 0))
     answers = await asyncio.gather(*(node.send(topic, batch, connection_id=str(copy)) for copy in range(8)))
@@ -522,7 +522,7 @@ async def test_a_batch_that_its_codec_makes_too_large_is_refused(node: DataPlane
 
 @pytest.mark.parametrize("version", [9, 10])
 async def test_old_fetch_versions_receive_zstd(node: DataPlane, version: int) -> None:
-    """Kafka's own FetchRequestTest requires it of Kafka 4; before that, versions below 10 were refused."""
+    """Kafka's own FetchRequestTest requires this of Kafka 4. Earlier, versions below 10 were refused."""
     topic = await node.create_topic("t", configs={"compression.type": "zstd"})
     await node.send(topic, batch_of(b"a"))
     answer = await node.fetch_one(topic, 0, version=version)

@@ -29,7 +29,7 @@ class Partition(NamedTuple):
 
 
 class Coordinator:
-    """Gives `replies` one after another; Postgres knows the member at `stored_epoch`."""
+    """Gives `replies` one after another. Postgres knows the member at `stored_epoch`."""
 
     def __init__(self, stored_epoch: int, *replies: OffsetCommitReply) -> None:
         self.replies = list(replies)

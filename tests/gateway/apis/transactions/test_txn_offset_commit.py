@@ -233,7 +233,8 @@ async def test_commit_of_an_unknown_member_is_refused(node: GroupNode) -> None:
     await ended(node)
     assert (await fetched(node, 9, None))["t", 0][0] == 1
 
-    # This happens before the member has synced, if a producer ends its transaction during a rebalance of its group.
+    # A producer may end its transaction during a rebalance of its group. Then the commit arrives before the member has
+    # synced.
     await begun(node, G)
     assert (await member.join()).generation_id == 2
     assert await code_of(node, topic, 6, **{**mine, EPOCH_FIELD: 2}) == NONE
@@ -377,7 +378,7 @@ async def stable(node: GroupNode, topic: Topic, version: int, *, whole: bool) ->
 async def test_pending_offset_is_unstable_for_readers_that_require_stable(
     node: GroupNode, version: int, whole: bool
 ) -> None:
-    """Upstream's scenario 91: WithPendingTransactionalOffsets."""
+    """Upstream's test: WithPendingTransactionalOffsets."""
     topic = await node.create_topic("t", 3)
     await node.ask(commit_request(topic, partition(0, 5), partition(1, 5)), 9)
     await begun(node, G)
