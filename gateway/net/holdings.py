@@ -6,9 +6,9 @@ so a few addresses cannot fill it: after two that do their best, a third has an 
 The one idea: each connection reports how much more or less it holds. A connection that wants to start something while
 the node is full waits for its turn, first come, first served. A connection that holds little may continue with small
 requests, so heartbeats survive a storage outage that fills the node with produce requests. Arriving requests cannot
-keep each other from becoming whole, because one of them has the turn until it starts: it may always be read on, and
-its bytes count for no address. The addresses take turns. A connection that has the turn and hardly sends is closed once
-others wait.
+keep each other from becoming whole, because some of them have a turn until they start: such a request may always be
+read on, and its bytes fill no room. An address has one turn at a time, so one address cannot take them all. A
+connection that has a turn and hardly sends is closed once others wait.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from typing import NamedTuple, Protocol
 SMALL_BYTES = 16 * 1024
 """Bytes that a connection may hold in requests however full the node is. As many of an arriving request are not
 counted."""
+TURNS = 2
+"""Turns at a time. Each may hold a request of the greatest size, beyond the bound."""
 TURN_BYTES_PER_S = 16 * 1024
-"""The least pace of the connection that has the turn while others wait. A client with default settings gives up a
+"""The least pace of a connection that has a turn while others wait. A client with default settings gives up a
 request after 30 s (Java) or 60 s (librdkafka), so at a lower pace it could not send even a megabyte. A mobile link
 keeps this pace, and pauses of some seconds matter little. Kafka demands no pace: `queued.max.request.bytes` is
 unlimited by default, and where it is set, slow senders delay all others."""
@@ -49,13 +51,15 @@ class _Origin:
     """The large requests that are arriving from one address."""
 
     counted_bytes: int = 0
-    """Bytes of these requests, without the one that has the turn."""
+    """Bytes of these requests, without the one that has a turn."""
+    turn: Reader | None = None
+    """The connection that may read on although its address or the node is full."""
     arrived_bytes: dict[Reader, int] = field(default_factory=dict[Reader, int])
     waiting: dict[Reader, None] = field(default_factory=dict[Reader, None])
 
 
 class _Look(NamedTuple):
-    """The beginning of a window in which the pace of the turn is measured."""
+    """The beginning of a window in which the pace of a turn is measured."""
 
     at_s: float
     arrived_bytes: int
@@ -70,10 +74,8 @@ class Holdings:
         self._waiting: dict[Waiter, None] = {}
         self._arriving_bytes = 0
         self._filled_bytes = 0
-        """Arriving bytes without those of the request that has the turn."""
-        self._turn: Reader | None = None
-        """The connection that may read on although its address or the node is full."""
-        self._look: _Look | None = None
+        """Arriving bytes without those of the requests that have a turn."""
+        self._turns: dict[Reader, _Look | None] = {}
         self._origins: dict[str, _Origin] = {}
         """Addresses from which large requests are arriving."""
         self._queue: dict[_Origin, None] = {}
@@ -105,10 +107,11 @@ class Holdings:
         if arrived_bytes:
             origin.arrived_bytes[reader] = arrived_bytes
         self._arriving_bytes += more_bytes
-        if self._turn is not reader:
+        if origin.turn is not reader:
             self._fill(origin, more_bytes)
         elif more_bytes <= 0:
-            self._turn = None
+            origin.turn = None
+            del self._turns[reader]
             self._fill(origin, arrived_bytes)
         if more_bytes > 0:
             return
@@ -123,7 +126,7 @@ class Holdings:
 
     def room_for(self, reader: Reader, wanted_bytes: int) -> int:
         """Return how many of these bytes of a large request the connection may read now."""
-        if 2 * (self._filled_bytes + wanted_bytes) < self._limit_bytes or self._turn is reader:
+        if 2 * (self._filled_bytes + wanted_bytes) < self._limit_bytes or reader in self._turns:
             return wanted_bytes
         origin = self._origins.get(reader.address)
         return min(self._room_of(origin.counted_bytes if origin is not None else 0), wanted_bytes)
@@ -134,14 +137,15 @@ class Holdings:
 
     def may_read_on(self, reader: Reader) -> bool:
         """Return True if more of a request may be read whose connection has counted bytes of it: while there is room,
-        and with the turn even without room. Otherwise call `proceed` once it may."""
-        if self._turn is reader:
+        and with a turn even without room. Otherwise call `proceed` once it may."""
+        if reader in self._turns:
             return True
         origin = self._origins[reader.address]
-        if self.has_room() and self._room_of(origin.counted_bytes):
+        if self._has_room_for(origin):
             return True
-        if self._turn is None:
-            self._turn, self._look = reader, None
+        if self._has_turn_for(origin):
+            origin.turn = reader
+            self._turns[reader] = None
             self._fill(origin, -origin.arrived_bytes[reader])
             if origin in self._queue:  # the next turn is another address'
                 del self._queue[origin]
@@ -152,20 +156,26 @@ class Holdings:
         return False
 
     def slow_reader(self, now_s: float, window_s: float = TURN_WINDOW_S) -> Reader | None:
-        """Return the connection that has the turn if others wait and it was slower than TURN_BYTES_PER_S in the last
-        window. While the work is full, its request could not start. Call this regularly."""
-        if self._turn is None or not self._queue or not self.has_room():
-            self._look = None
-            return None
-        arrived_bytes = self._origins[self._turn.address].arrived_bytes[self._turn]
-        if self._look is not None:
-            passed_s = now_s - self._look.at_s
-            if passed_s < window_s:
-                return None
-            if arrived_bytes - self._look.arrived_bytes < passed_s * TURN_BYTES_PER_S:
-                return self._turn
-        self._look = _Look(now_s, arrived_bytes)
+        """Return a connection that has a turn and was slower than TURN_BYTES_PER_S in the last window, if others wait.
+        While the work is full, its request could not start. Call this regularly."""
+        is_awaited = bool(self._queue) and self.has_room()
+        for reader, look in self._turns.items():
+            arrived_bytes = self._origins[reader.address].arrived_bytes[reader]
+            if not is_awaited:
+                self._turns[reader] = None
+            elif look is None:
+                self._turns[reader] = _Look(now_s, arrived_bytes)
+            elif (passed_s := now_s - look.at_s) >= window_s:
+                if arrived_bytes - look.arrived_bytes < passed_s * TURN_BYTES_PER_S:
+                    return reader
+                self._turns[reader] = _Look(now_s, arrived_bytes)
         return None
+
+    def _has_room_for(self, origin: _Origin) -> bool:
+        return self.has_room() and self._room_of(origin.counted_bytes) > 0
+
+    def _has_turn_for(self, origin: _Origin) -> bool:
+        return origin.turn is None and len(self._turns) < TURNS
 
     def _stop_waiting(self, origin: _Origin, reader: Reader) -> None:
         origin.waiting.pop(reader, None)
@@ -176,8 +186,7 @@ class Holdings:
         for origin in list(self._queue):
             # Each at most once: a connection that may not read on waits again, behind the others.
             for _ in range(len(origin.waiting)):
-                is_free = self._turn is None or (self.has_room() and self._room_of(origin.counted_bytes))
-                if not origin.waiting or not is_free:
+                if not origin.waiting or not (self._has_turn_for(origin) or self._has_room_for(origin)):
                     break
                 reader = next(iter(origin.waiting))
                 self._stop_waiting(origin, reader)

@@ -225,7 +225,8 @@ class Server:
 
     def _close_slow_reader(self, now: float) -> None:
         max_idle_s = self._limits.max_idle_ms / 1000
-        slow = self._holdings.slow_reader(now, min(TURN_WINDOW_S, max_idle_s) if max_idle_s > 0 else TURN_WINDOW_S)
+        window_s = min(TURN_WINDOW_S, max_idle_s / 4) if max_idle_s > 0 else TURN_WINDOW_S
+        slow = self._holdings.slow_reader(now, window_s)
         if isinstance(slow, Connection):
             logger.warning(
                 "connection closed: requests of others waited for its own, which hardly arrives",
