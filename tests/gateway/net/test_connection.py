@@ -388,13 +388,19 @@ async def test_whole_requests_of_one_address_let_no_half_request_of_a_full_one_g
 async def test_half_requests_of_two_addresses_leave_room_to_a_third() -> None:
     whole = framed(b"-echo:large" + bytes(6_000_000))
     async with node(max_node_bytes=8_000_000) as served:
-        for address in ("127.0.0.2", "127.0.0.3"):
-            for _ in range(5):
-                (await served.connect(address)).writer.write(whole[:-1])
-        await served.until_held(7_000_000)
+        halves = [await served.connect(address) for address in ("127.0.0.2", "127.0.0.3") for _ in range(4)]
+        for peer in halves:
+            peer.writer.write(whole[:-1])
+        await served.until_held(8_000_000)
+        before_bytes = 0.0
+        while before_bytes < served.held_bytes:
+            before_bytes = served.held_bytes
+            await served.settle()
         other = await served.connect()
         other.send(b"-echo:other" + bytes(500_000))
         assert (await other.answer()).startswith(b"-echo:other")
+        for peer in halves:
+            peer.writer.transport.abort()
 
 
 async def test_large_request_that_hardly_arrives_is_closed_once_another_waits() -> None:
@@ -422,8 +428,8 @@ async def test_large_request_that_hardly_arrives_is_closed_once_another_waits() 
 async def test_large_request_behind_one_that_may_not_start_is_held_to_the_bound() -> None:
     limit = 1_000_000
     async with node(max_node_bytes=limit) as served:
-        for _ in range(4):
-            peer = await served.connect()
+        peers = [await served.connect() for _ in range(4)]
+        for peer in peers:
             peer.send(b"rwait:alone", b"-echo:behind it")
             peer.writer.write(framed(b"-echo:large" + bytes(2_000_000))[:-1])
         await served.words.until_started(4)
