@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 from storage import schema
@@ -130,12 +130,23 @@ async def restore(url: str, place: Path | str | None, source: Path) -> None:
 def read_manifest(source: Path) -> dict[str, Any]:
     """Read the manifest of a finished backup."""
     try:
-        manifest: dict[str, Any] = json.loads((source / MANIFEST).read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        found: object = json.loads((source / MANIFEST).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise StorageError(f"{source} holds no finished backup: {error}") from error
-    if manifest.get("format") != FORMAT:
+    manifest = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    if manifest and manifest.get("format") != FORMAT:
         raise StorageError(f"{source} holds a backup of format {manifest.get('format')}, this program knows {FORMAT}")
+    if not _are_segments(manifest.get("segments")):
+        raise StorageError(f"{source} holds no finished backup: {MANIFEST} is damaged")
     return manifest
+
+
+def _are_segments(found: object) -> bool:
+    """Return whether the value maps segments' ids to their sizes."""
+    return isinstance(found, dict) and all(
+        re.fullmatch("[0-9a-f]{16}", str(name)) and isinstance(end, int) and 0 <= end < 2**63
+        for name, end in cast("dict[object, object]", found).items()
+    )
 
 
 async def _marker(store: ByteStore | None) -> bytes | None:
@@ -233,7 +244,8 @@ async def _copy_back(source: Path, store: ByteStore, segments: dict[str, int]) -
         for name, end in segments.items():
             object_id = int(name, 16)
             # A segment always fits into memory: the node that wrote it was limited to such a size.
-            (content,) = copies.read(object_id, [(0, end)])
+            size_bytes = copies.path(object_id).stat().st_size
+            (content,) = copies.read(object_id, [(0, min(end, size_bytes))])
             if len(content) < end:
                 raise StorageError(f"{copies.path(object_id)} has {len(content)} bytes instead of {end}")
             await store.put(object_id, [content])

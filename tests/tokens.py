@@ -96,7 +96,7 @@ class Published:
 
     def until_asked(self, count: int) -> None:
         with self._told:
-            assert self._told.wait_for(lambda: self.asked >= count, 5)
+            assert self._told.wait_for(lambda: self.asked >= count, 60)
 
 
 @contextlib.contextmanager

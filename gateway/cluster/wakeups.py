@@ -232,6 +232,9 @@ class Wakeups:
         keys = self._tail.watched()
         for first in range(0, len(keys), MAX_LOOKED_AT):
             states = await self._read_states(keys[first : first + MAX_LOOKED_AT])
+            # The tail remembers no announcement for a partition that was not watched during the read.
+            watched = frozenset(self._tail.watched())
             for key, state in states.items():
-                self._tail.observe(key, state, started_s)
+                if key in watched:
+                    self._tail.observe(key, state, started_s)
         await asyncio.sleep(LOOK_INTERVAL_S)

@@ -378,8 +378,8 @@ def _target(target: str, value: Json, row: _Committed, at_time: int | None) -> i
 
 
 def _number(value: Json) -> int:
-    if not isinstance(value, int):
-        raise BadRequestError("a number is missing")
+    if not isinstance(value, int) or not -(2**63) <= value < 2**63:
+        raise BadRequestError("a number is missing or has more than 64 bits")
     return value
 
 

@@ -8,6 +8,7 @@ its schema id. Protobuf without a schema shows its fields by number.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import NotRequired, Protocol, TypeAlias, TypedDict, cast
@@ -23,6 +24,7 @@ MAX_SCHEMA_CHARS = 64 * 1024
 MAX_DEPTH = 40
 MAX_ITEMS = 10_000
 _REGISTRY_HEAD_BYTES = 5
+_INDEX = re.compile("[0-9]{1,9}")
 
 
 class DecodeError(Exception):
@@ -83,7 +85,10 @@ def shown(
 
 def _decoded(raw: bytes, form: str, schema: Json, most: int, schemas: Schemas | None) -> tuple[str, str]:
     """Return the form in which the bytes are shown, and the text."""
-    schema_id = _schema_id(raw) if form in ("avro", "protobuf", "registry") else None
+    is_binary = form in ("avro", "protobuf", "registry")
+    if is_binary and len(raw) > MAX_WHOLE_BYTES:
+        raise DecodeError(f"a value of more than {MAX_WHOLE_BYTES // 1024} KiB is not decoded")
+    schema_id = _schema_id(raw) if is_binary else None
     body = raw if schema_id is None else raw[_REGISTRY_HEAD_BYTES:]
     if schema_id is not None and schema is None and schemas is not None:
         declared = schemas(schema_id)
@@ -166,7 +171,7 @@ def at_path(raw: bytes | None, path: Sequence[str]) -> Json:
     for step in path:
         if isinstance(value, dict):
             value = value.get(step)
-        elif isinstance(value, list) and step.isdigit() and int(step) < len(value):
+        elif isinstance(value, list) and _INDEX.fullmatch(step) and int(step) < len(value):
             value = value[int(step)]
         else:
             return None
@@ -335,17 +340,19 @@ def _after_indexes(raw: bytes) -> bytes:
     return raw[source.at :]
 
 
-def protobuf(raw: bytes, depth: int = 0) -> dict[str, Json]:
-    """Return the fields of a Protobuf message by number, as its wire format tells them. Raise DecodeError."""
+def protobuf(raw: bytes, depth: int = 0, counter: Bytes | None = None) -> dict[str, Json]:
+    """Return the fields of a Protobuf message by number, as its wire format tells them. `counter` counts the items of
+    the whole value. Raise DecodeError."""
     source, fields = Bytes(raw), dict[str, Json]()
+    counter = counter or source
     repeated: set[str] = set()
     while not source.is_at_end:
-        source.count()
+        counter.count()
         tag = source.varint()
         number, kind = tag >> 3, tag & 7
         if not number:
             raise DecodeError(f"field number 0 at byte {source.at}")
-        value = _wire_value(source, kind, depth)
+        value = _wire_value(source, kind, depth, counter)
         key = str(number)
         if key in repeated:
             cast("list[Json]", fields[key]).append(value)
@@ -357,7 +364,7 @@ def protobuf(raw: bytes, depth: int = 0) -> dict[str, Json]:
     return fields
 
 
-def _wire_value(source: Bytes, kind: int, depth: int) -> Json:
+def _wire_value(source: Bytes, kind: int, depth: int, counter: Bytes) -> Json:
     match kind:
         case 0:
             return source.varint()
@@ -367,12 +374,12 @@ def _wire_value(source: Bytes, kind: int, depth: int) -> Json:
             return struct.unpack("<f", source.take(4))[0]
         case 2:
             piece = source.take(source.varint())
-            return _text_or_message(piece, depth)
+            return _text_or_message(piece, depth, counter)
         case _:
             raise DecodeError(f"unknown wire type {kind} at byte {source.at}")
 
 
-def _text_or_message(piece: bytes, depth: int) -> Json:
+def _text_or_message(piece: bytes, depth: int, counter: Bytes) -> Json:
     try:
         text = piece.decode()
         if text.isprintable():
@@ -381,7 +388,7 @@ def _text_or_message(piece: bytes, depth: int) -> Json:
         pass  # not text, so it may be a message or bytes
     if piece and depth < MAX_DEPTH:
         try:
-            return protobuf(piece, depth + 1)
+            return protobuf(piece, depth + 1, counter)
         except DecodeError:
             pass  # not a message either, so it is shown as bytes
     return piece.hex()

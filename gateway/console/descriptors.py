@@ -64,7 +64,7 @@ class ProtobufTypes:
     def _message(self, name: str, raw: bytes, counter: Bytes, depth: int) -> dict[str, Json]:
         declared = self.messages.get(name)
         if declared is None:
-            return protobuf(raw, depth)
+            return protobuf(raw, depth, counter)
         if depth > MAX_DEPTH:
             raise DecodeError("the message is too deep")
         source, found = Bytes(raw), dict[str, Json]()

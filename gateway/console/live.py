@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from gateway.console.guard import HEADERS
+from gateway.console.guard import HEADERS, BadRequestError
 from protocol.errors import KafkaError
 from storage.errors import StorageError
 
@@ -86,7 +86,7 @@ async def _fill(queue: asyncio.Queue[Event | None], events: AsyncIterator[Event]
     try:
         async for event in events:
             _put(queue, event)
-    except (KafkaError, StorageError) as error:
+    except (BadRequestError, KafkaError, StorageError) as error:
         _put(queue, ("failed", {"error": str(error)}))
     finally:
         with suppress(asyncio.QueueEmpty):

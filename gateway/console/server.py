@@ -53,7 +53,11 @@ from storage.pool import Database
 logger = structlog.get_logger(__name__)
 
 MAX_CONNECTIONS = 512
+MAX_CONNECTIONS_FROM = 256
+"""Connections of one address, so that it cannot lock all others out."""
 MAX_BODY_BYTES = 2 * 1024 * 1024
+MAX_LOGIN_BYTES = 64 * 1024
+"""Bytes of a body from someone who has not logged in: the JSON is parsed on the event loop of the node."""
 BODY_S = 20.0
 """How long a browser may take to send a body."""
 STOP_TIMEOUT_S = 0.3
@@ -128,9 +132,9 @@ class Console:
 
     async def start(self) -> None:
         """Listen. Raise OSError if the address is taken."""
-        connections = HttpConnections(MAX_CONNECTIONS)
+        connections = HttpConnections(MAX_CONNECTIONS, most_from=MAX_CONNECTIONS_FROM)
         guard = guarded(self._rules, self._sessions, connections)
-        app = web.Application(middlewares=[guard], client_max_size=MAX_BODY_BYTES)
+        app = web.Application(middlewares=[guard])
         app.add_routes(self._routes())
         # A stream ends as soon as its reader is gone, and with it everything that it asks Postgres.
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_TIMEOUT_S, handler_cancellation=True)
@@ -138,11 +142,8 @@ class Console:
         server = self._runner.server
         assert server is not None
         host, port = self._address
-        bound = await asyncio.get_running_loop().create_server(
-            connections.factory(server), host or None, port, reuse_address=True, backlog=BACKLOG, ssl=self._tls
-        )
-        self._bound = bound
-        port = bound.sockets[0].getsockname()[1]
+        self._bound = await connections.listen(server, host, port, BACKLOG, self._tls)
+        port = self._bound.sockets[0].getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         self.url = f"{'https' if self._tls else 'http'}://{shown}:{port}"
         logger.info("console", url=self.url, login=self._rules.needs_login, read_only=self._rules.is_read_only)
@@ -276,7 +277,7 @@ class Console:
         return response
 
     async def _post_login(self, request: web.Request) -> web.Response:
-        given = await _body(request)
+        given = await _body(request, MAX_LOGIN_BYTES)
         if "token" in given:
             return await self._log_in_by_token(request, given["token"])
         user, password = given.get("user"), given.get("password")
@@ -484,10 +485,16 @@ def _dumps(data: object) -> str:
     return json.dumps(data, separators=(",", ":"), default=str)
 
 
-async def _body(request: web.Request) -> Mapping[str, Json]:
+async def _body(request: web.Request, most_bytes: int = MAX_BODY_BYTES) -> Mapping[str, Json]:
+    """Return the JSON object that a page sent. Raise BadRequestError if it is none, or too long."""
+    body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
-            data: Json = json.loads(await request.text())
+            async for piece in request.content.iter_any():
+                body += piece
+                if len(body) > most_bytes:
+                    raise BadRequestError(f"the request is longer than {most_bytes} bytes")
+        data: Json = json.loads(body.decode(request.charset or "utf-8"))
         # A lone surrogate is JSON, and no text that Kafka or Postgres can hold.
         json.dumps(data, ensure_ascii=False).encode()
     except (ValueError, LookupError, RecursionError) as error:  # LookupError: an unknown charset

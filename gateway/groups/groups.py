@@ -109,6 +109,11 @@ class Groups(Runtime[AnyGroup, Settings, GroupRecord]):
                 listed[slot.group_id] = summary
         return list(listed.values())
 
+    async def ids(self) -> set[str]:
+        """Return the id of every group: of stored ones even without their lease, and of ids in memory even if their
+        group is still being read and may not exist. Raises StorageUnavailable."""
+        return {group_id async for group_id, *_ in in_pieces(await self._stored.get())} | set(self.group_ids())
+
     def in_use(self, shard: int) -> list[Summary]:
         """Return the shard's groups with members or pending ids, as last settled. Offset expiry needs facts that are
         not stored: the topics that a Stable group reads, and whether a rebalance is in progress."""

@@ -299,7 +299,8 @@ class Tail:
             partition, state.log_start_offset, state.high_watermark, state.last_stable_offset, state.leader_epoch
         )
         partition.verified_at = max(partition.verified_at, now_s)
-        if before is not None and partition.known != before:
+        # The first read wakes watches too: another first read may be under way, and its answer may be older.
+        if partition.known != before:
             for watch in partition.watches:
                 watch.wake()
 
@@ -330,9 +331,13 @@ class Tail:
 
     def heard(self, key: PartitionKey, high_watermark: int) -> None:
         """Note that another node has appended up to `high_watermark`. The known offsets are older, so parked fetches
-        look again."""
+        look again.
+
+        If the first read of a watched partition is under way, Postgres may have answered it before the append. So the
+        announcement counts before any offset is known.
+        """
         partition = self._partitions.get(key)
-        if partition is None or partition.known is None or partition.known.high_watermark >= high_watermark:
+        if partition is None or (partition.known is not None and partition.known.high_watermark >= high_watermark):
             return
         partition.announced = max(partition.announced, high_watermark)
         for watch in partition.watches:

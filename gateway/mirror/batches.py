@@ -31,6 +31,8 @@ from protocol.records import (
 from storage.mirror import MirroredBatch
 
 NO_PRODUCER = -1
+MAX_OFFSET = 2**63 - 2
+"""A later offset has no next one."""
 
 
 def mirrored_batches(
@@ -38,7 +40,7 @@ def mirrored_batches(
 ) -> tuple[list[MirroredBatch], int]:
     """Return the batches to append, and the offset to read next, for an answer to a read from `from_offset`.
 
-    Raise ProtocolError if a batch is older than magic 2 or does not match its CRC.
+    Raise ProtocolError if a batch is older than magic 2, does not match its CRC, or does not lie behind the last one.
     """
     aborted = Aborted(aborted_transactions)
     found: list[MirroredBatch] = []
@@ -49,9 +51,13 @@ def mirrored_batches(
             raise ProtocolError(f"the batch at offset {head.base_offset} has the old format of magic {head.magic}")
         if not verify_crc(batch, head):
             raise ProtocolError(f"the batch at offset {head.base_offset} does not match its CRC")
+        if head.last_offset_delta < 0 or not 0 <= head.base_offset <= MAX_OFFSET - head.last_offset_delta:
+            raise ProtocolError(f"the batch at offset {head.base_offset} has no valid last offset")
         left_out = aborted.leaves_out(batch, head)
-        if head.last_offset < from_offset:
+        if next_offset == from_offset and head.last_offset < from_offset:
             continue
+        if next_offset > from_offset and head.base_offset < next_offset:
+            raise ProtocolError(f"the batch at offset {head.base_offset} comes after offset {next_offset - 1}")
         next_offset = head.last_offset + 1
         if head.is_control:
             found.append(_marker(head))

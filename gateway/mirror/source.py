@@ -12,6 +12,7 @@ from gateway.commands import log
 from gateway.commands.client import PASSING_CODES, Cluster, refuse
 from gateway.commands.errors import CommandError
 from gateway.commands.log import TopicPartition
+from gateway.log.topic_names import INTERNAL_TOPICS
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 
@@ -65,7 +66,7 @@ class Source:
         leaders: dict[TopicPartition, int] = {}
         for topic in self.cluster.metadata().topics:
             name = topic.name or ""
-            if topic.is_internal or topic.error_code or not matches(name, globs):
+            if topic.is_internal or name in INTERNAL_TOPICS or topic.error_code or not matches(name, globs):
                 continue
             partitions = sorted(partition.partition_index for partition in topic.partitions)
             found.append(SourceTopic(name, topic.topic_id, tuple(partitions)))
@@ -107,6 +108,7 @@ class Source:
                 partition=partition, fetch_offset=positions[topic, partition], partition_max_bytes=FETCH_BYTES
             )
             topics.setdefault(topic, []).append(asked)
+        requested = frozenset(keys)
         ids = {name: self._topic_ids.get(name, _NO_ID) for name in topics}
         names = {topic_id: name for name, topic_id in ids.items()}
         request = FetchRequest(
@@ -125,6 +127,8 @@ class Source:
         for topic in response.responses:
             for answer in topic.partitions:
                 key = (topic.topic or names.get(topic.topic_id, ""), answer.partition_index)
+                if key not in requested:
+                    raise CommandError(f"broker {leader} answers for {key[0]}[{key[1]}], which was not requested")
                 if answer.error_code in _MOVED_CODES:
                     self._leaders.pop(key, None)
                     continue

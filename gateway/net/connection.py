@@ -144,7 +144,7 @@ class Connection(asyncio.BufferedProtocol):
         self._kept: deque[Frame] = deque()
         self._kept_bytes = 0
         self._partial_bytes = 0
-        """Bytes received of a frame that is not yet whole."""
+        """Bytes received of a frame that is not yet whole. Those of whole frames are `_kept_bytes`."""
         self._arriving_bytes = 0
         """Those of these bytes that count for the address and the node."""
         self._unmute: asyncio.TimerHandle | None = None
@@ -235,8 +235,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def close_stalled(self) -> None:
-        """Close a connection that `is_stalled`: its peer has failed."""
+    def close_failed(self) -> None:
+        """Close a connection whose peer reads no answers, or hardly sends its request."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -275,7 +275,6 @@ class Connection(asyncio.BufferedProtocol):
         self._stopped_reading = True
         self._write_paused = False
         self._holdings.forget(self)
-        self._count_partial(0)
         self._count_unsent()
         if self._unmute is not None:
             self._unmute.cancel()
@@ -291,6 +290,8 @@ class Connection(asyncio.BufferedProtocol):
         # Carry out what was read before the peer went (a LeaveGroup, say), except requests that only the peer could
         # use.
         self._kept = deque(frame for frame in self._kept if not _matters_to_peer_alone(self._requests.admission(frame)))
+        self._kept_bytes = sum(map(len, self._kept))
+        self._partial_bytes = 0
         self._run_out()
 
     def _finish(self, slot: _Slot, task: asyncio.Task[None]) -> None:
@@ -310,10 +311,11 @@ class Connection(asyncio.BufferedProtocol):
         while slots and slots[0].ready:
             self._forget(slots.popleft())
         while self._kept and self._start(self._kept[0]):
-            self._kept.popleft()
+            self._kept_bytes -= len(self._kept.popleft())
             slot = slots[-1]
             assert slot.task is not None
             self._finish(slot, slot.task)
+        self._count_arriving()
         if not self._finishing and not self._kept:
             self._holdings.forget(self)
             self._end()
@@ -361,21 +363,22 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         writable = self._splitter.writable()
-        if self._holdings.is_full_for(self):
-            return writable[: max(SMALL_BYTES - self._partial_bytes, MIN_READ_BYTES)]
+        room_bytes = self._holdings.room_for(self, len(writable))
+        if room_bytes < len(writable):
+            return writable[: max(room_bytes, SMALL_BYTES - self._partial_bytes, MIN_READ_BYTES)]
         return writable
 
     def buffer_updated(self, nbytes: int) -> None:
         self.last_active = self._loop.time()
         splitter = self._splitter
         frames = splitter.received(nbytes)
-        partial_bytes = splitter.partial_bytes
-        if partial_bytes != self._partial_bytes:
-            self._count_partial(partial_bytes)
         for frame in frames:
             if self._kept or not self._start(frame):
                 self._kept.append(frame)
                 self._kept_bytes += len(frame)
+        self._partial_bytes = splitter.partial_bytes
+        if self._partial_bytes or self._arriving_bytes or self._kept:
+            self._count_arriving()
         if self._kept:
             if (
                 len(self._kept) >= MAX_KEPT_FRAMES
@@ -383,6 +386,7 @@ class Connection(asyncio.BufferedProtocol):
                 or splitter.broken is not None
                 or self.info.muted_until_s
                 or not self._holdings.has_room()
+                or (self._arriving_bytes and not self._holdings.room_for(self, 1))
             ):
                 self._apply_reading(False)
         elif splitter.broken is not None:
@@ -390,9 +394,10 @@ class Connection(asyncio.BufferedProtocol):
         elif not self._may_read_on():
             self._apply_reading(False)
 
-    def _count_partial(self, partial_bytes: int) -> None:
-        self._partial_bytes = partial_bytes
-        arriving_bytes = max(partial_bytes - SMALL_BYTES, 0)
+    def _count_arriving(self) -> None:
+        """Count a large request that is arriving, or that has arrived and may not start yet."""
+        kept_bytes = self._kept_bytes if self._kept_bytes > MAX_KEPT_BYTES else 0
+        arriving_bytes = max(self._partial_bytes + kept_bytes - SMALL_BYTES, 0)
         if arriving_bytes != self._arriving_bytes:
             more_bytes, self._arriving_bytes = arriving_bytes - self._arriving_bytes, arriving_bytes
             self._holdings.arrive(self, more_bytes)
@@ -448,14 +453,16 @@ class Connection(asyncio.BufferedProtocol):
                 self._run_out()
             return
         kept = self._kept
-        while kept:
-            if not self._start(kept[0]):
-                return
+        while kept and self._start(kept[0]):
             self._kept_bytes -= len(kept.popleft())
+        self._count_arriving()
+        if kept:
+            return
         if self._splitter.broken is not None:
             self._fail("frame_size", self._splitter.broken)
         else:
-            self._apply_reading(not self._write_paused and not self.info.muted_until_s and self._may_read_on())
+            paused = self._write_paused or bool(self.info.muted_until_s)
+            self._apply_reading(not paused and (self._stopped_reading or self._may_read_on()))
 
     def _apply_reading(self, reading: bool) -> None:
         transport = self._transport
@@ -480,6 +487,8 @@ class Connection(asyncio.BufferedProtocol):
             self._observer.protocol_error(last.reason)
             self._stopped_reading = True
             self._kept.clear()
+            self._kept_bytes = 0
+            self._count_arriving()
             self._apply_reading(False)
         except ProtocolError as error:
             self._fail(error.reason if isinstance(error, UnanswerableError) else "malformed", error)

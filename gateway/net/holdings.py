@@ -1,24 +1,34 @@
 """Count the client bytes that the whole node holds, under one bound: requests read and not yet answered, answers not
-yet written, and bytes that a peer has left unread in its socket's buffer. Requests that are still arriving have the
-same bound once more, and those of one address half of it.
+yet written, and bytes that a peer has left unread in its socket's buffer. Large requests that are still arriving, or
+have arrived and may not start yet, have the same bound once more. An address may fill as much of it as is still free,
+so a few addresses cannot fill it: after two that do their best, a third has an eighth of the bound.
 
 The one idea: each connection reports how much more or less it holds. A connection that wants to start something while
 the node is full waits for its turn, first come, first served. A connection that holds little may continue with small
 requests, so heartbeats survive a storage outage that fills the node with produce requests. Arriving requests cannot
-keep each other from becoming whole: one of them may always be read on, and one of each address while the node has room.
-So a peer that sends half requests delays large requests of its own address only.
+keep each other from becoming whole, because some of them have a turn until they start: such a request may always be
+read on, and its bytes fill no room. An address has one turn at a time, so one address cannot take them all. A
+connection that has a turn and hardly sends is closed once others wait.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 SMALL_BYTES = 16 * 1024
 """Bytes that a connection may hold in requests however full the node is. As many of an arriving request are not
 counted."""
+TURNS = 2
+"""Turns at a time. Each may hold a request of the greatest size, beyond the bound."""
+TURN_BYTES_PER_S = 16 * 1024
+"""The least pace of a connection that has a turn while others wait. A client with default settings gives up a
+request after 30 s (Java) or 60 s (librdkafka), so at a lower pace it could not send even a megabyte. A mobile link
+keeps this pace, and pauses of some seconds matter little. Kafka demands no pace: `queued.max.request.bytes` is
+unlimited by default, and where it is set, slow senders delay all others."""
+TURN_WINDOW_S = 30.0
+"""Seconds over which the pace is measured."""
 
 
 class Waiter(Protocol):
@@ -28,7 +38,7 @@ class Waiter(Protocol):
 
 
 class Reader(Waiter, Protocol):
-    """A connection, whose request may still be arriving."""
+    """A connection with a large request that is arriving, or has arrived and may not start yet."""
 
     @property
     def address(self) -> str:
@@ -40,10 +50,19 @@ class Reader(Waiter, Protocol):
 class _Origin:
     """The large requests that are arriving from one address."""
 
-    count_bytes: int = 0
-    reader: Reader | None = None
-    """The connection that may read on although the address has reached its bound."""
+    counted_bytes: int = 0
+    """Bytes of these requests, without the one that has a turn."""
+    turn: Reader | None = None
+    """The connection that may read on although its address or the node is full."""
+    arrived_bytes: dict[Reader, int] = field(default_factory=dict[Reader, int])
     waiting: dict[Reader, None] = field(default_factory=dict[Reader, None])
+
+
+class _Look(NamedTuple):
+    """The beginning of a window in which the pace of a turn is measured."""
+
+    at_s: float
+    arrived_bytes: int
 
 
 class Holdings:
@@ -51,17 +70,16 @@ class Holdings:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._address_limit_bytes = limit_bytes // 2
         self._in_work_bytes = 0
         self._waiting: dict[Waiter, None] = {}
         self._arriving_bytes = 0
         self._filled_bytes = 0
-        """Sum of the arriving bytes of all addresses, with each address counted only up to its bound. A request that
-        may read on beyond this bound therefore uses no room of other addresses."""
-        self._reader: Reader | None = None
-        """The connection that may read on although the node is full."""
+        """Arriving bytes without those of the requests that have a turn."""
+        self._turns: dict[Reader, _Look | None] = {}
         self._origins: dict[str, _Origin] = {}
         """Addresses from which large requests are arriving."""
+        self._queue: dict[_Origin, None] = {}
+        """Those with connections that wait, in the order of their turns."""
 
     @property
     def held_bytes(self) -> int:
@@ -82,77 +100,97 @@ class Holdings:
     # --- requests that are arriving -------------------------------------------------------------------------------
 
     def arrive(self, reader: Reader, more_bytes: int) -> None:
-        """Count more arrived bytes of a request, beyond SMALL_BYTES. The number is negative when the request is whole
-        or its connection has gone."""
-        was_full = self._filled_bytes >= self._limit_bytes
+        """Count more arrived bytes of a request, beyond SMALL_BYTES. The number is negative when the request starts or
+        its connection has gone."""
         origin = self._origins.setdefault(reader.address, _Origin())
-        self._filled_bytes -= min(origin.count_bytes, self._address_limit_bytes)
-        origin.count_bytes += more_bytes
-        self._filled_bytes += min(origin.count_bytes, self._address_limit_bytes)
+        arrived_bytes = origin.arrived_bytes.pop(reader, 0) + more_bytes
+        if arrived_bytes:
+            origin.arrived_bytes[reader] = arrived_bytes
         self._arriving_bytes += more_bytes
+        if origin.turn is not reader:
+            self._fill(origin, more_bytes)
+        elif more_bytes <= 0:
+            origin.turn = None
+            del self._turns[reader]
+            self._fill(origin, arrived_bytes)
         if more_bytes > 0:
             return
-        origin.waiting.pop(reader, None)
-        if origin.reader is reader:
-            origin.reader = None
-        if not origin.count_bytes:  # so no connection waits, because each of them has counted bytes
+        self._stop_waiting(origin, reader)
+        if not origin.arrived_bytes:
             del self._origins[reader.address]
-        is_freed = self._reader is reader
-        if is_freed:
-            self._reader = None
-        if is_freed or (was_full and self._filled_bytes < self._limit_bytes):
-            self._let_read_on(list(self._origins.values()))
-        else:
-            self._let_read_on((origin,))
+        self._let_read_on()
 
-    def is_full_for(self, reader: Reader) -> bool:
-        """Return True if no large request of the connection may be read now."""
-        if self._filled_bytes < self._address_limit_bytes:
-            return False
-        if self._filled_bytes >= self._limit_bytes:
-            return self._reader is not reader
+    def _fill(self, origin: _Origin, more_bytes: int) -> None:
+        origin.counted_bytes += more_bytes
+        self._filled_bytes += more_bytes
+
+    def room_for(self, reader: Reader, wanted_bytes: int) -> int:
+        """Return how many of these bytes of a large request the connection may read now."""
+        if 2 * (self._filled_bytes + wanted_bytes) < self._limit_bytes or reader in self._turns:
+            return wanted_bytes
         origin = self._origins.get(reader.address)
-        return origin is not None and origin.count_bytes >= self._address_limit_bytes and origin.reader is not reader
+        return min(self._room_of(origin.counted_bytes if origin is not None else 0), wanted_bytes)
+
+    def _room_of(self, counted_bytes: int) -> int:
+        """Return how many bytes more an address may hold until it holds as much as is still free."""
+        return max((self._limit_bytes - self._filled_bytes - counted_bytes + 1) // 2, 0)
 
     def may_read_on(self, reader: Reader) -> bool:
         """Return True if more of a request may be read whose connection has counted bytes of it: while there is room,
-        and for one request of the node or of the address even without room. Otherwise call `proceed` once it may."""
+        and with a turn even without room. Otherwise call `proceed` once it may."""
+        if reader in self._turns:
+            return True
         origin = self._origins[reader.address]
-        if not self.has_room() or self._filled_bytes >= self._limit_bytes:
-            if self._reader is None:
-                self._reader = reader
-            may = self._reader is reader
-        elif origin.count_bytes >= self._address_limit_bytes:
-            if origin.reader is None:
-                origin.reader = reader
-            may = origin.reader is reader
-        else:
-            may = True
-        if not may:
-            # A connection that waits must not keep others from reading on.
-            if self._reader is reader:
-                self._reader = None
-            if origin.reader is reader:
-                origin.reader = None
-            origin.waiting[reader] = None
-        return may
+        if self._has_room_for(origin):
+            return True
+        if self._has_turn_for(origin):
+            origin.turn = reader
+            self._turns[reader] = None
+            self._fill(origin, -origin.arrived_bytes[reader])
+            if origin in self._queue:  # the next turn is another address'
+                del self._queue[origin]
+                self._queue[origin] = None
+            return True
+        origin.waiting[reader] = None
+        self._queue[origin] = None
+        return False
 
-    def _let_read_on(self, origins: Iterable[_Origin]) -> None:
-        for origin in origins:
+    def slow_reader(self, now_s: float, window_s: float = TURN_WINDOW_S) -> Reader | None:
+        """Return a connection that has a turn and was slower than TURN_BYTES_PER_S in the last window, if others wait.
+        While the work is full, its request could not start. Call this regularly."""
+        is_awaited = bool(self._queue) and self.has_room()
+        for reader, look in self._turns.items():
+            arrived_bytes = self._origins[reader.address].arrived_bytes[reader]
+            if not is_awaited:
+                self._turns[reader] = None
+            elif look is None:
+                self._turns[reader] = _Look(now_s, arrived_bytes)
+            elif (passed_s := now_s - look.at_s) >= window_s:
+                if arrived_bytes - look.arrived_bytes < passed_s * TURN_BYTES_PER_S:
+                    return reader
+                self._turns[reader] = _Look(now_s, arrived_bytes)
+        return None
+
+    def _has_room_for(self, origin: _Origin) -> bool:
+        return self.has_room() and self._room_of(origin.counted_bytes) > 0
+
+    def _has_turn_for(self, origin: _Origin) -> bool:
+        return origin.turn is None and len(self._turns) < TURNS
+
+    def _stop_waiting(self, origin: _Origin, reader: Reader) -> None:
+        origin.waiting.pop(reader, None)
+        if not origin.waiting:
+            self._queue.pop(origin, None)
+
+    def _let_read_on(self) -> None:
+        for origin in list(self._queue):
+            # Each at most once: a connection that may not read on waits again, behind the others.
             for _ in range(len(origin.waiting)):
-                if not origin.waiting or not self._has_turn(origin):
+                if not origin.waiting or not (self._has_turn_for(origin) or self._has_room_for(origin)):
                     break
                 reader = next(iter(origin.waiting))
-                del origin.waiting[reader]
+                self._stop_waiting(origin, reader)
                 reader.proceed()
-
-    def _has_turn(self, origin: _Origin) -> bool:
-        """Return True if another connection of the address may read on."""
-        if not self.has_room():
-            return False
-        if self._filled_bytes >= self._limit_bytes:
-            return self._reader is None
-        return origin.count_bytes < self._address_limit_bytes or origin.reader is None
 
     # --- requests in work, and answers ----------------------------------------------------------------------------
 
@@ -164,8 +202,8 @@ class Holdings:
         self._in_work_bytes -= count_bytes
         if self._waiting:
             self._let_go_on()
-        if was_full and self._origins:
-            self._let_read_on(list(self._origins.values()))
+        if was_full and self._queue:
+            self._let_read_on()
 
     def _let_go_on(self) -> None:
         # Try each waiter at most once: a connection that finds too little room waits again, behind the others.

@@ -8,11 +8,16 @@ such as a stream of events, bounds itself.
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from ssl import SSLContext
 from typing import cast
 
 import structlog
+
+from gateway.net.tls_listener import TlsListener, bind_sockets
 
 logger = structlog.stdlib.get_logger(__name__)
 
@@ -22,13 +27,32 @@ TOLD_INTERVAL_S = 60.0
 
 
 class HttpConnections:
-    """Makes the protocols of one server, at most `most` at a time."""
+    """Makes the protocols of one server, at most `most` at a time, and `most_from` for one address."""
 
-    def __init__(self, most: int, idle_s: float = IDLE_S) -> None:
-        self._most = most
+    def __init__(self, most: int, idle_s: float = IDLE_S, most_from: int = sys.maxsize) -> None:
+        self._most, self._most_from = most, most_from
         self._idle_s = idle_s
         self._open: dict[asyncio.BaseTransport, _Connection] = {}
+        self._from: Counter[str] = Counter()
+        self._handshakes: Counter[str] = Counter()
+        """TLS handshakes that have begun and not ended, by address."""
         self._told_s = float("-inf")
+
+    async def listen(
+        self, make: Callable[[], asyncio.Protocol], host: str, port: int, backlog: int, tls: SSLContext | None
+    ) -> asyncio.Server | TlsListener:
+        """Listen on an address; an empty host is every interface. Raise OSError.
+
+        With `tls` a handshake counts as a connection. asyncio's own server lets a peer begin any number of handshakes.
+        """
+        if tls is None:
+            return await asyncio.get_running_loop().create_server(
+                self.factory(make), host or None, port, reuse_address=True, backlog=backlog
+            )
+        sockets = await bind_sockets(host, port, backlog)
+        listener = TlsListener(sockets, tls, self.factory(make), self._handshake_may_begin, self._handshake_ended)
+        await listener.start_serving()
+        return listener
 
     def factory(self, make: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
         """Return a protocol factory for `create_server`; `make` is aiohttp's."""
@@ -49,18 +73,42 @@ class HttpConnections:
 
     def opened(self, transport: asyncio.Transport, connection: _Connection) -> bool:
         """Register a connection; False if there are too many."""
-        if len(self._open) >= self._most:
-            now_s = asyncio.get_running_loop().time()
-            if now_s - self._told_s > TOLD_INTERVAL_S:
-                self._told_s = now_s
-                logger.warning("an HTTP connection was closed: too many are open", most=self._most)
+        if not self._has_room(len(self._open), self._from[connection.address], connection.address):
             return False
         self._open[transport] = connection
+        self._from[connection.address] += 1
         connection.arm(self._idle_s)
         return True
 
     def closed(self, transport: asyncio.BaseTransport) -> None:
-        self._open.pop(transport, None)
+        connection = self._open.pop(transport, None)
+        if connection is not None:
+            _count_down(self._from, connection.address)
+
+    def _has_room(self, count: int, count_from: int, address: str) -> bool:
+        if count < self._most and count_from < self._most_from:
+            return True
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._told_s > TOLD_INTERVAL_S:
+            self._told_s = now_s
+            logger.warning("an HTTP connection was closed: too many are open", open=count, address=address)
+        return False
+
+    def _handshake_may_begin(self, address: str) -> bool:
+        count = len(self._open) + self._handshakes.total()
+        if not self._has_room(count, self._from[address] + self._handshakes[address], address):
+            return False
+        self._handshakes[address] += 1
+        return True
+
+    def _handshake_ended(self, address: str) -> None:
+        _count_down(self._handshakes, address)
+
+
+def _count_down(counter: Counter[str], address: str) -> None:
+    counter[address] -= 1
+    if not counter[address]:
+        del counter[address]
 
 
 class _Connection(asyncio.Protocol):
@@ -70,6 +118,8 @@ class _Connection(asyncio.Protocol):
         self._connections = connections
         self._inner = inner
         self._transport: asyncio.Transport | None = None
+        self.address = ""
+        """The peer's host."""
         self._deadline: asyncio.TimerHandle | None = None
 
     def arm(self, seconds: float) -> None:
@@ -85,6 +135,8 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the methods of asyncio's and not their classes.
         made = self._transport = cast(asyncio.Transport, transport)
+        peer: tuple[object, ...] | None = transport.get_extra_info("peername")
+        self.address = str(peer[0]) if peer else ""
         if self._connections.opened(made, self):
             self._inner.connection_made(transport)
         else:

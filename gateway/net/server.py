@@ -20,7 +20,7 @@ import structlog
 
 from gateway.config.listeners import DEFAULT_NAME
 from gateway.net.connection import Connection, ConnectionLimits
-from gateway.net.holdings import Holdings
+from gateway.net.holdings import TURN_WINDOW_S, Holdings
 from gateway.net.requests import Guard, RequestHandler
 from gateway.net.tls_connection import Identify, TlsConnection
 from gateway.net.tls_listener import TlsListener, bind_sockets
@@ -203,8 +203,8 @@ class Server:
         return True
 
     def _sweep(self) -> None:
-        """Close idle connections and those whose peer reads no answers. The interval keeps a close at most a quarter
-        late."""
+        """Close idle connections, and those whose peer reads no answers or delays the requests of others. The interval
+        keeps a close at most a quarter late."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         for connection in list(self._connections):
@@ -215,12 +215,26 @@ class Server:
             elif connection.is_stalled(now):
                 logger.warning("connection closed: its peer reads no answers", connection=connection.info.connection_id)
                 self._metrics.protocol_errors.labels("unread_answers").inc()
-                connection.close_stalled()
+                connection.close_failed()
+        self._close_slow_reader(now)
         if self._refused_since_log:
             logger.warning("connections refused: max.connections reached", count=self._refused_since_log)
             self._refused_since_log = 0
         idle_s = self._limits.max_idle_ms / 1000
         self._sweeper = loop.call_later(min(MAX_SWEEP_S, idle_s / 4) if idle_s > 0 else MAX_SWEEP_S, self._sweep)
+
+    def _close_slow_reader(self, now: float) -> None:
+        max_idle_s = self._limits.max_idle_ms / 1000
+        window_s = min(TURN_WINDOW_S, max_idle_s / 4) if max_idle_s > 0 else TURN_WINDOW_S
+        slow = self._holdings.slow_reader(now, window_s)
+        if isinstance(slow, Connection):
+            logger.warning(
+                "connection closed: requests of others waited for its own, which hardly arrives",
+                client_host=slow.address,
+                connection=slow.info.connection_id,
+            )
+            self._metrics.protocol_errors.labels("slow_request").inc()
+            slow.close_failed()
 
     # --- what connections tell ------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from gateway.coordinator.classic.model import Group
@@ -28,6 +28,18 @@ CONNECTION = ConnectionId("sluice-testing")
 POLL_S = 0.01
 TIMEOUT_MS = 30_000
 LEAVE_EPOCH, JOIN_EPOCH = -1, 0
+PASSING = frozenset(
+    {
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.NON_EMPTY_GROUP,
+    }
+)
+"""Refusals that end by themselves: the node's lease has lapsed, the group is being read, a client has joined again."""
+
+DeleteGroups = Callable[[Sequence[str]], Awaitable[Mapping[str, ErrorCode]]]
+"""Sends DeleteGroups, and returns the error code of each group."""
 
 
 class Members:
@@ -54,11 +66,37 @@ class Members:
         await self._drop(group_id, [lost], timeout_s)
         return str(lost)
 
-    async def clear(self, group_id: str, timeout_s: float) -> None:
-        """Drop all members of a group."""
-        members = _members(await self._view(group_id))
-        if members:
-            await self._drop(group_id, members, timeout_s)
+    async def delete_groups(self, delete: DeleteGroups, timeout_s: float) -> None:
+        """Drop the members of each group that exists or is being joined, and delete the group.
+
+        The ids do not come from `Groups.list`: it omits a group whose lease has lapsed on a slow machine, and a group
+        that a client joins while the node still reads it. Either would be there again a moment later. Raise KafkaError
+        if a group cannot be deleted in time.
+        """
+        if not self._groups.begun:
+            return  # No client has looked for a coordinator, so no client has joined a group.
+        deadline = time.monotonic() + timeout_s
+        left = sorted(await self._groups.ids())
+        while left:
+            await asyncio.gather(*(self._clear(group_id, timeout_s) for group_id in left))
+            answers = await delete(left)
+            for group_id, error in answers.items():
+                is_late = error in PASSING and time.monotonic() > deadline
+                if is_late or error not in PASSING | {ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND}:
+                    raise KafkaError(error, f"group {group_id} cannot be deleted")
+            left = [group_id for group_id, error in answers.items() if error in PASSING]
+            if left:
+                await asyncio.sleep(POLL_S)
+
+    async def _clear(self, group_id: str, timeout_s: float) -> None:
+        """Drop all members of a group. Leave a group that cannot be read now to the next attempt."""
+        try:
+            members = _members(await self._view(group_id))
+            if members:
+                await self._drop(group_id, members, timeout_s)
+        except KafkaError as refused:
+            if refused.code not in PASSING:
+                raise
 
     async def _drop(self, group_id: str, lost: Collection[MemberId], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

@@ -16,6 +16,7 @@ from gateway.config.settings import load
 from gateway.log.topic_names import INTERNAL_TOPICS
 from gateway.testing.faults import Faults
 from gateway.testing.members import Members
+from protocol.errors import ErrorCode
 from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
@@ -116,15 +117,11 @@ class TestNode:
         await asyncio.gather(self._delete_groups(), self._delete_topics())
 
     async def _delete_groups(self) -> None:
-        groups = self._started.groups
-        assert groups is not None
-        ids = [group.group_id for group in await groups.list()]
-        if not ids:
-            return
-        await asyncio.gather(*(self._members.clear(group_id, ACTION_SECONDS) for group_id in ids))
-        response = await self._ask(DeleteGroupsResponse, DeleteGroupsRequest(groups_names=tuple(ids)))
-        for result in response.results:
-            refuse(result.error_code, f"group {result.group_id}")
+        async def delete(group_ids: Sequence[str]) -> dict[str, ErrorCode]:
+            response = await self._ask(DeleteGroupsResponse, DeleteGroupsRequest(groups_names=tuple(group_ids)))
+            return {result.group_id: ErrorCode(result.error_code) for result in response.results}
+
+        await self._members.delete_groups(delete, ACTION_SECONDS)
 
     async def _delete_topics(self) -> None:
         metadata = await self._in_turn(self._cluster.metadata)

@@ -28,6 +28,16 @@ _UNKNOWN = frozenset((40401, 40402, 40403))
 _RETRIED = frozenset((408, 429, 500, 502, 503, 504))
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """urllib would send the password of --registry on to any server that a redirect names."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
+
+
 @dataclass(frozen=True, slots=True)
 class Reference:
     """A schema by its place in the registry."""
@@ -109,7 +119,7 @@ class Registry:
 
     def _ask(self, path: str) -> Schema | None:
         try:
-            with urllib.request.urlopen(self._request(path), timeout=REQUEST_SECONDS) as answer:
+            with _OPENER.open(self._request(path), timeout=REQUEST_SECONDS) as answer:
                 text = answer.read(MAX_SCHEMA_BYTES + 1)
         except urllib.error.HTTPError as error:
             with error:
@@ -129,7 +139,7 @@ class Registry:
                 Reference(str(each["subject"]), int(each["version"])) for each in told.get("references") or ()
             )
             return Schema(str(told.get("schemaType") or "AVRO"), str(told["schema"]), references)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise PipelineError(
                 f"The answer of {self.name} to {path} is none of a schema registry.", "Check --registry."
             ) from error
@@ -154,5 +164,5 @@ class Registry:
 def _code(text: bytes) -> Any:
     try:
         return json.loads(text)["error_code"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None

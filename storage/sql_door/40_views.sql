@@ -170,6 +170,7 @@ declare
     count     integer;
     part      record;
     header_count bigint;
+    header_list jsonb[]; -- PL/pgSQL appends to an array in place
     name      text;
     returned  integer := 0;
     next_head bigint;
@@ -263,17 +264,18 @@ begin
                 select * into part from door_varint(batch, at);
                 at := part.p_at;
                 header_count := part.value;
-                headers := case when header_count > 0 then '[]'::jsonb end;
+                header_list := '{}';
                 for j in 1..header_count loop
                     select * into part from door_varint(batch, at);
                     name := door_text(substr(batch, part.p_at + 1, part.value::integer));
                     at := part.p_at + part.value;
                     select * into part from door_varint(batch, at);
                     at := part.p_at;
-                    headers := headers || jsonb_build_array(jsonb_build_array(name,
+                    header_list := array_append(header_list, jsonb_build_array(name,
                         case when part.value >= 0 then door_text(substr(batch, at + 1, part.value::integer)) end));
                     at := at + greatest(part.value, 0);
                 end loop;
+                headers := case when header_count > 0 then to_jsonb(header_list) end;
                 note := null;
                 continue when "offset" < greatest(records.from_offset, place.log_start_offset);
                 returned := returned + 1;

@@ -114,8 +114,10 @@ $$;
 
 create or replace function kafka.capture(captured regclass, topic text) returns void
 language plpgsql volatile
+set search_path = pg_catalog, pg_temp
 as $$
--- Create the trigger, with the rights of the caller. The table needs a primary key, which becomes the records' key.
+-- Create the trigger, with the rights of the caller. The table needs a primary key, which becomes the records' key. The
+-- caller's search path may name a schema in which another role has created functions, so it does not apply here.
 declare
     columns text;
 begin
@@ -138,6 +140,7 @@ $$;
 
 create or replace function kafka.release(captured regclass) returns void
 language plpgsql volatile
+set search_path = pg_catalog, pg_temp
 as $$
 -- Drop the trigger of kafka.capture.
 begin

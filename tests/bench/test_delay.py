@@ -89,7 +89,7 @@ async def test_end_of_a_connection_is_forwarded(tmp_path: Path) -> None:
     server = await asyncio.start_unix_server(bye, tmp_path / "s")
     with delayed(tmp_path / "s", DELAY_S) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await reader.read() == b"bye"
         writer.close()
     server.close()

@@ -28,6 +28,9 @@ from tests.clients.scoreboard import ConsumerThread, Delivery, Scoreboard
 from tests.closing import close
 
 NO_SETTINGS: Mapping[str, str | int] = {}
+SESSION_MS = 30_000
+"""Session of the clients written in Python. Their threads share one interpreter, so on a slow machine a heartbeat may
+be seconds late. Each of these members leaves in order, so no test waits for a session to end."""
 
 
 class ConfluentConsumer(ConsumerThread):
@@ -136,7 +139,7 @@ class KafkaPythonConsumer(ConsumerThread, kafka.ConsumerRebalanceListener):
             group_id=self.group,
             client_id="same-for-all",
             auto_offset_reset="earliest",
-            session_timeout_ms=6000,
+            session_timeout_ms=SESSION_MS,
             heartbeat_interval_ms=500,
             partition_assignment_strategy=[self.ASSIGNORS[name] for name in self.assignor.split(",")],
         )
@@ -177,7 +180,7 @@ class AiokafkaConsumer(ConsumerThread, aiokafka.abc.ConsumerRebalanceListener):
             group_id=self.group,
             client_id="same-for-all",
             auto_offset_reset="earliest",
-            session_timeout_ms=6000,
+            session_timeout_ms=SESSION_MS,
             heartbeat_interval_ms=500,
             metadata_max_age_ms=2000,
             partition_assignment_strategy=(self.ASSIGNORS[self.assignor],),

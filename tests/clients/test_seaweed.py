@@ -100,7 +100,7 @@ def test_two_consumers_with_one_client_id_are_two_members(crowd: Crowd) -> None:
         crowd.start(name, "kafka-python-range")
     crowd.settle()
     admin = AdminClient({"bootstrap.servers": crowd.bootstrap})
-    described = admin.describe_consumer_groups([crowd.group])[crowd.group].result(30)
+    described = admin.describe_consumer_groups([crowd.group])[crowd.group].result(60)
     assert len({member.member_id for member in described.members}) == 2
     assert {member.client_id for member in described.members} == {"same-for-all"}
 

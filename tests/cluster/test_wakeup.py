@@ -12,21 +12,27 @@ from protocol.messages.metadata import MetadataRequest
 from tests.cluster.conftest import Cluster, metric
 from tests.cluster.records import ROUNDS, delays, fetch, produce
 from tests.frames.members import create_topic, fresh
+from tests.steps.waiting import until
 from tests.wire import WireClient
 
 
 async def test_a_reader_on_another_node_is_a_few_milliseconds_behind(cluster: Cluster) -> None:
     a, b = cluster(2)
     async with await WireClient.connect(a.bootstrap) as on_a, await WireClient.connect(b.bootstrap) as on_b:
-        topic = fresh("t")
+        topic, early = fresh("t"), fresh("early")
         await create_topic(on_a, topic)
-        # Right after its start a node is not known to all others. Until then they poll for ends of logs.
-        await asyncio.sleep(6.0)
+        await create_topic(on_a, early)
+
+        async def heard() -> bool:
+            await on_a.send(produce(early), 9)
+            return metric(b, "sluice_wakeups_heard_total") > 0
+
+        # Right after its start a node is not known to all others. Until then they announce nothing to it.
+        await until(heard, "the second node hears of appends")
         local = statistics.median(await delays(on_a, on_a, topic, 0))
         remote = statistics.median(await delays(on_a, on_b, topic, ROUNDS))
     print(f"p50 behind the acknowledgement: local {local * 1000:.1f} ms, other node {remote * 1000:.1f} ms")
     assert remote - local < 0.05, (local, remote)
-    assert metric(b, "sluice_wakeups_heard_total") > 0
 
 
 async def test_idle_fetches_on_two_nodes_cost_no_query_each(cluster: Cluster) -> None:
@@ -80,13 +86,13 @@ async def test_topics_appear_and_disappear_on_every_node_within_a_moment(cluster
                 answer = await client.send(MetadataRequest(topics=None), 9)
                 assert topic in {found.name for found in answer.topics}
             took.append(time.monotonic() - started)
-            waiting = clients[1].send_nowait(fetch(topic, 0), 11)
+            waiting = clients[1].send_nowait(fetch(topic, 0, max_wait_ms=60_000), 11)
             await asyncio.sleep(0.02)
             started = time.monotonic()
             await clients[0].send(DeleteTopicsRequest(topic_names=(topic,)), 5)
             ended = await waiting
             assert ended.responses[0].partitions[0].error_code == 3
-            assert time.monotonic() - started < 1.0, "a long poll on a deleted topic ends"
+            assert time.monotonic() - started < 30.0, "a long poll on a deleted topic ends"
     finally:
         for client in clients:
             await client.close()

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from gateway.console.decode import MAX_WHOLE_BYTES, DecodeError, at_path, avro, parse_path, protobuf, shown
+from gateway.console.decode import MAX_ITEMS, MAX_WHOLE_BYTES, DecodeError, at_path, avro, parse_path, protobuf, shown
+from protocol.varints import write_uvarint
 from tests.console.orders import DATUM, EXPECTED, ORDER
 
 
@@ -43,6 +44,20 @@ def test_protobuf_is_shown_by_field_numbers():
         "2": {"1": "Ana", "2": 5},
         "3": ["x", "y"],
     }
+
+
+def test_items_of_nested_protobuf_messages_are_bounded_together():
+    inner = b"\x08\x01" * (MAX_ITEMS // 2)
+    nested = b"\x12" + write_uvarint(len(inner)) + inner
+    assert protobuf(nested)["2"] == {"1": [1] * (MAX_ITEMS // 2)}
+    with pytest.raises(DecodeError, match="more than"):
+        protobuf(nested * 3)
+
+
+@pytest.mark.parametrize("form", ["avro", "protobuf"])
+def test_binary_value_that_is_too_long_to_decode_is_shown_in_hex(form: str):
+    told = shown(b"\x0a\x01a" * MAX_WHOLE_BYTES, form, "null", MAX_WHOLE_BYTES)
+    assert (told["form"], told.get("why")) == ("hex", f"not {form}: a value of more than 256 KiB is not decoded")
 
 
 def test_json_is_recognised_and_written_with_indents_when_shown_alone():
@@ -87,3 +102,5 @@ def test_json_path_into_nothing_is_none():
     assert at_path(b'{"user":1}', ("user", "name")) is None
     assert at_path(b"not json", ("user",)) is None
     assert at_path(None, ("user",)) is None
+    assert at_path(b"[1]", ("\N{SUPERSCRIPT TWO}",)) is None
+    assert at_path(b"[1]", ("9" * 5_000,)) is None

@@ -194,6 +194,27 @@ def test_body_that_is_no_object_is_a_bad_request(console: Consoled, body: Any):
     assert answer.status == 400
 
 
+def test_long_body_of_a_person_who_has_not_logged_in_is_not_parsed(console: Consoled):
+    answer = Person(console.port).post("login", {"user": "a", "password": "b", "more": "x" * 70_000})
+    assert (answer.status, answer.json["error"]) == (400, "the request is longer than 65536 bytes")
+
+
+def test_number_of_more_than_64_bits_is_a_bad_request(console: Consoled):
+    console.topic("wide", 1)
+    commit(console, "wide", 0, "wide")
+    for to in ("offset", "shift", "time"):
+        given = {"action": "reset", "group": "wide", "to": to, "value": 2**70}
+        assert console.person.post("action/plan", given).status == 400
+    assert "the console failed to answer" not in console.gateway.log_text()
+
+
+def test_stream_of_a_partition_that_does_not_exist_says_so(console: Consoled):
+    console.topic("narrow", 1)
+    answer = console.person.ask("GET", "/api/live/records", topic="narrow", partitions="7")
+    assert answer.body == b'event: failed\ndata: {"error": "topic narrow has no such partition"}\n\n'
+    assert "never retrieved" not in console.gateway.log_text()
+
+
 def test_unknown_group_and_topic_are_not_found(console: Consoled):
     assert console.person.ask("GET", "/api/group", id="nobody").status == 404
     assert console.person.ask("GET", "/api/topic", name="nothing").status == 404

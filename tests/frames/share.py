@@ -57,7 +57,7 @@ class Reader:
 
     async def join(self) -> None:
         """Send heartbeats until the group assigns the topic."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while True:
                 names = (self.topic,) if self.member_epoch == 0 else None
                 answer = await self.client.send(

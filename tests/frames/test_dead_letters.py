@@ -29,7 +29,6 @@ from tests.wire import WireClient
 
 NONE = ErrorCode.NONE
 TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
-PATIENCE_S = 20.0
 REJECTED, EXCEEDED = b"Offset rejected by client.", b"Offset delivery count exceeded the threshold."
 
 

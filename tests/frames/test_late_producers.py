@@ -23,7 +23,6 @@ from tests.wire import WireClient
 OK = ErrorCode.NONE
 FENCED, OLD_EPOCH = ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH
 TIMEOUT_MS = 500
-PATIENCE_S = 20.0
 VERSIONS = [pytest.param(1, id="named"), pytest.param(2, id="unnamed")]
 """Values of `transaction.version` that the client uses."""
 

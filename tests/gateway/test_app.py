@@ -276,7 +276,7 @@ async def test_controller_listener_serves_the_controllers_apis(
     quorum = DescribeQuorumRequest(
         topics=(DescribedTopic(topic_name="__cluster_metadata", partitions=(DescribedPartition(),)),)
     )
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         # There is no leader while a lease moves from one node to the other.
         while (partition := (await client.send(quorum, 2)).topics[0].partitions[0]).error_code:
             assert partition.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER

@@ -100,6 +100,29 @@ def test_a_batch_that_was_cut_off_by_the_answer_is_read_next_time() -> None:
     assert (len(found), next_offset) == (1, 3)
 
 
+@pytest.mark.parametrize(
+    ("records", "from_offset"),
+    [
+        (batch(0) + batch(0), 0),
+        (batch(0) + batch(2), 1),
+        (batch(10) + batch(0), 5),
+        (batch(0) + batch(6) + batch(3), 0),
+    ],
+    ids=["the same again", "the last offset again", "below the position", "between others"],
+)
+def test_a_batch_that_does_not_follow_the_batch_before_it_is_refused(records: bytes, from_offset: int) -> None:
+    with pytest.raises(ProtocolError, match="comes after offset"):
+        mirrored_batches(records, (), from_offset)
+
+
+@pytest.mark.parametrize("base_offset", [-1, 2**63 - 3])
+def test_a_batch_without_a_valid_last_offset_is_refused(base_offset: int) -> None:
+    moved = bytearray(batch(0))
+    write_head(moved, base_offset, 9)
+    with pytest.raises(ProtocolError, match="no valid last offset"):
+        mirrored_batches(moved, (), 0)
+
+
 @pytest.mark.parametrize(("at", "reason"), [(-1, "CRC"), (16, "magic")])
 def test_a_batch_that_is_damaged_or_old_is_refused(at: int, reason: str) -> None:
     damaged = bytearray(batch(0))

@@ -64,14 +64,14 @@ async def test_an_unavailable_store_is_reported_in_time_and_recovers(
     begun = time.monotonic()
     outcomes = await asyncio.gather(*(store.load(1, [(0, 7)], len) for _ in range(50)), return_exceptions=True)
     assert {type(outcome) for outcome in outcomes} == {StoreAwayError}
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 30, "one after the other they would take 100 s"
     met = road.requests
     with pytest.raises(StoreAwayError) as told:
         await store.load(1, [(0, 7)], len)
     assert "\n" not in str(told.value)
     assert road.requests == met, "it is not asked again at once"
     road.set(Fault.NONE)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             try:
                 assert await store.load(1, [(0, 7)], lambda pieces: bytes(pieces[0])) == b"content"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 def read(consumer: Consumer, topic: str, count: int, *, partitions: int = 3, none_more_s: float = 0.0) -> list[Any]:

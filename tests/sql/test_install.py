@@ -74,7 +74,8 @@ async def test_functions_are_replaced_while_a_transaction_that_produced_is_open(
         async with sql.transaction():
             await sql.execute("select kafka.produce('t', 'v', 'k')")
             await other.execute("update sluice.sql_door set digest = 'of another release'")
-            async with asyncio.timeout(4):  # the lock timeout of a node's sessions is 5 s
+            # A node's session that waited for a lock would fail after 5 s.
+            async with asyncio.timeout(60):
                 await install(database, "kafka", SETTINGS)
                 await other.execute("select kafka.produce('t', 'v', 'k')")
         assert await sql.fetchval("select count(*) from sluice.staged_commit") == 2

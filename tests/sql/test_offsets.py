@@ -17,7 +17,7 @@ from tests.sql.reading import error
 from tests.steps.command import output_of
 from tests.steps.waiting import until
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 @pytest.fixture

@@ -156,6 +156,32 @@ async def test_capture_runs_no_cast_of_an_ordinary_role(
     }  # fmt: skip
 
 
+async def test_capture_ignores_functions_that_another_role_put_into_the_search_path(
+    sql: Connection, gateway: GatewayProcess, topic: str, roles: list[str], consumer: Consumer
+) -> None:
+    roles.append(await make_role(sql))
+    await sql.execute(f"create schema authorization {roles[0]}; create table trapped (id integer primary key)")
+    assert gateway.database_url is not None
+    attacker = await connect_as(gateway.database_url, roles[0])
+    try:
+        for arguments in ("quote_literal(name)", "format(text, regclass, text, text)", "format(text, regclass)"):
+            await attacker.execute(
+                f"""create function {roles[0]}.{arguments} returns text language plpgsql as
+                $$ begin raise exception 'runs as %', current_user; end $$"""
+            )
+    finally:
+        await attacker.close()
+    await sql.execute(f"set search_path = public, {roles[0]}")
+    try:
+        await sql.execute("select kafka.capture('trapped', $1)", topic)
+        await sql.execute("insert into trapped values (1)")
+        await sql.execute("select kafka.release('trapped')")
+    finally:
+        await sql.execute("reset search_path; drop table trapped")
+    (message,) = read(consumer, topic, 1)
+    assert json.loads(message.value())["after"] == {"id": 1}
+
+
 async def test_acls_decide_with_an_authorizer(
     gateway_factory: GatewayFactory, sql: Connection, roles: list[str]
 ) -> None:

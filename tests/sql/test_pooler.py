@@ -15,7 +15,6 @@ from tests.pooler import admit_pooler, pooler
 from tests.sql.reading import read, values
 
 Connection = asyncpg.Connection
-DEADLINE_S = 10
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -32,6 +33,17 @@ async def test_records_reads_what_producers_and_sql_wrote(sql: Connection, topic
     ]
     assert round(rows[0]["timestamp"].timestamp() * 1000) == 1_700_000_000_123
     assert [row["offset"] for row in await sql.fetch("select * from kafka.records($1, 0, 1, 1)", topic)] == [1]
+
+
+async def test_a_record_of_many_headers_is_read_in_time(sql: Connection, topic: str) -> None:
+    """Each header costs the same, however many came before."""
+    headers = "(select jsonb_object_agg('h' || i, i::text) from generate_series(1, 60000) i)"
+    await sql.execute(f"select kafka.produce($1, 'v', headers => {headers}, partition => 0)", topic)
+    assert await sql.fetchval("select kafka.wait_for($1, 0, 0)", topic)
+    await sql.execute("set statement_timeout = '5s'")
+    row = await sql.fetchrow("select * from kafka.records($1, 0)", topic)
+    assert row is not None
+    assert dict(json.loads(row["headers"])) == {f"h{i}": str(i) for i in range(1, 60_001)}
 
 
 async def test_records_names_the_range_that_it_cannot_read(sql: Connection, gateway: GatewayProcess) -> None:

@@ -10,7 +10,7 @@ import crc32c
 from storage.log import LogStore
 from storage.types import Appended, NewBatch, PartitionKey, ReadRequest, ReadResult, StoredBatch
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 class Limits(TypedDict):

@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 
 from storage import retention
-from storage.backup import back_up, for_server, restore
+from storage.backup import MANIFEST, back_up, for_server, read_manifest, restore
 from storage.check import check
 from storage.database_url import parse_database_url
 from storage.errors import StorageError
@@ -179,6 +179,31 @@ async def test_a_backup_of_another_database_or_an_unfinished_one_is_refused(
         await back_up(database_url, directory, target)
     with pytest.raises(StorageError, match="no finished backup"):
         await restore(database_url, tmp_path / "restored", target)
+
+
+@pytest.mark.parametrize(
+    "segments",
+    ["[]", '{"../outside": 1}', '{"0000000000000001": -1}', '{"0000000000000001": "1"}', '{"0000000000000001": 1e999}'],
+)
+def test_a_damaged_manifest_is_refused(tmp_path: Path, segments: str) -> None:
+    (tmp_path / MANIFEST).write_text(f'{{"format": 1, "segments": {segments}}}')
+    with pytest.raises(StorageError, match="is damaged"):
+        read_manifest(tmp_path)
+
+
+async def test_a_segment_that_is_shorter_than_the_manifest_says_ends_a_restore(
+    postgres: Databases, tmp_path: Path
+) -> None:
+    source = tmp_path / "backup"
+    (source / "log").mkdir(parents=True)
+    (source / "log" / f"{1:016x}.segment").write_bytes(b"short")
+    (source / MANIFEST).write_text(f'{{"format": 1, "segments": {{"{1:016x}": {2**62}}}}}')
+    url = postgres.create(empty=True)
+    try:
+        with pytest.raises(StorageError, match="has 5 bytes instead of"):
+            await restore(url, tmp_path / "restored", source)
+    finally:
+        postgres.drop(url)
 
 
 @pytest.fixture

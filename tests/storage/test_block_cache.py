@@ -152,4 +152,4 @@ async def test_no_reader_waits_for_a_closed_cache() -> None:
     await asyncio.sleep(0)
     cache.close()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(reader, 5)
+        await asyncio.wait_for(reader, 60)

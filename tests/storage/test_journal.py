@@ -52,7 +52,7 @@ async def test_numbers_become_visible_in_order(writers: list[asyncpg.Connection]
     done, _ = await asyncio.wait([later], timeout=0.3)
     assert not done, "a second writer must not be visible before the first"
     await began.commit()
-    assert await asyncio.wait_for(later, 5) == 2
+    assert await asyncio.wait_for(later, 60) == 2
     assert await first.fetchval("select next_seq from journal_position") == 3
 
 
@@ -115,8 +115,8 @@ async def test_retention_skips_a_day_locked_by_a_dump_and_blocks_no_writer(
     # pg_dump takes this lock, for as long as the dump lasts.
     await first.execute("lock table journal_ownership in access share mode")
     before = await first.fetchval("select first_seq from journal_position")
-    assert await asyncio.wait_for(second.fetchval("select journal_retain($1, -1)", DAY_MS), 2) == 0
-    assert await asyncio.wait_for(second.fetchval(INSERT_EVENT), 2) == 2
+    assert await asyncio.wait_for(second.fetchval("select journal_retain($1, -1)", DAY_MS), 60) == 0
+    assert await asyncio.wait_for(second.fetchval(INSERT_EVENT), 60) == 2
     assert await first.fetchval("select first_seq from journal_position") == before
     await dumping.rollback()
     assert await second.fetchval("select journal_retain($1, -1)", DAY_MS) == 1
@@ -135,4 +135,4 @@ async def test_retention_and_a_writer_do_not_deadlock(writers: list[asyncpg.Conn
         "values (2, 0, 1, 'g', 'classic', 'loaded', 1)"
     )
     await began.commit()
-    assert await asyncio.wait_for(retention, 5) == 1
+    assert await asyncio.wait_for(retention, 60) == 1

@@ -20,8 +20,6 @@ from tests.steps.waiting import until
 from tests.storage.batches import append, new_batch, offsets, read
 from tests.storage.conftest import MakeTopic
 
-DEADLINE_S = 20
-
 
 @pytest.fixture
 def proxy(database_url: str) -> Iterator[PostgresProxy]:

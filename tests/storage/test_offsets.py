@@ -281,7 +281,8 @@ async def test_renewals_continue_beside_a_commit_that_postgres_holds(
     node_id = await nodes.register("localhost:9092", {"PLAINTEXT": ("localhost", 9092)}, None, 60_000)
     held = await nodes.acquire_leases(node_id, [0, 1, 2], 60_000)
     async with commit_under_way(database, held[0], topic):
-        async with asyncio.timeout(3):
+        # A session that waited for the commit's locks would fail after 5 s.
+        async with asyncio.timeout(60):
             assert await nodes.renew_leases(node_id, held, 60_000) == held
             # Another commit and a save of a group of the shard succeed too.
             assert await OffsetStore(database).commit([commit(held[0], topic, partition_index=1)]) == [None]

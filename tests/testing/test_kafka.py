@@ -232,13 +232,13 @@ def test_a_failure_without_an_error_closes_the_connection(kafka: Kafka) -> None:
 
 def test_a_slow_api_is_slow_until_it_is_healed(kafka: Kafka) -> None:
     topic = kafka.create_topic()
-    kafka.slow("Produce", ms=400)
+    kafka.slow("Produce", ms=2000)
     began = time.monotonic()
     produce(kafka, topic, "a")
-    assert time.monotonic() - began >= 0.4
+    assert time.monotonic() - began >= 2.0
     kafka.heal()
     quickest_s = min(_timed(lambda: produce(kafka, topic, "b")) for _ in range(5))
-    assert quickest_s < 0.4
+    assert quickest_s < 2.0
 
 
 def _timed(work: Callable[[], object]) -> float:

@@ -37,7 +37,7 @@ from tests.compat.python.client import (
     TransactionalProducer,
 )
 from tests.compat.python.journal import Journal, Partition
-from tests.compat.python.options import SESSION_TIMEOUT_MS
+from tests.compat.python.options import RAW_TIMEOUT_MS, SESSION_TIMEOUT_MS
 
 ASSIGNORS = {
     "range": RangePartitionAssignor,
@@ -423,7 +423,9 @@ class Aiokafka(Client):
         node = await admin.find_coordinator(group)
         member_id = ""
         while True:
-            request = JoinGroupRequest(group, 6000, 6000, member_id, None, protocol_type, [(protocol, metadata)])
+            request = JoinGroupRequest(
+                group, RAW_TIMEOUT_MS, RAW_TIMEOUT_MS, member_id, None, protocol_type, [(protocol, metadata)]
+            )
             joined = await client.send(node, request)
             member_id = joined.member_id
             if joined.error_code != MEMBER_ID_REQUIRED:

@@ -65,7 +65,7 @@ func join(wanted compat.Options, sink compat.Sink) (compat.Consumer, error) {
 	opts := append(options(),
 		kgo.ConsumerGroup(wanted.Group),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
-		kgo.SessionTimeout(6*time.Second),
+		kgo.SessionTimeout(wanted.SessionTimeout()),
 		kgo.RebalanceTimeout(10*time.Second),
 		kgo.HeartbeatInterval(300*time.Millisecond),
 		kgo.FetchMaxWait(250*time.Millisecond),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"time"
 )
 
 // ErrFenced is what has ended a static member whose instance id another one has taken.
@@ -28,6 +29,16 @@ type Options struct {
 	Assignors []string // Kafka's names, in order of preference
 	Instance  string
 	Commit    Commit
+	// LongSession is for members that leave: a slow machine cannot confuse leaving with an expired session.
+	LongSession bool
+}
+
+// SessionTimeout of the member.
+func (o Options) SessionTimeout() time.Duration {
+	if o.LongSession {
+		return longSessionTimeout
+	}
+	return sessionTimeout
 }
 
 // Consumer is a member of a group, with its own connections.

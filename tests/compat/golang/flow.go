@@ -13,7 +13,7 @@ const (
 	// quietFor is more than the checker's REBALANCE_QUIET_MS.
 	quietFor = 1200 * time.Millisecond
 	// drainLimit is how long records may take to arrive once nothing is produced any more.
-	drainLimit = 20 * time.Second
+	drainLimit = 45 * time.Second
 )
 
 // Flow produces to every partition all the time, so that a rebalance is always one under load.

@@ -169,6 +169,13 @@ func (s *Scene) Options(name string) Options {
 // Member joins in this process.
 func (s *Scene) Member(name string) Consumer { return s.Start(s.Options(name)) }
 
+// PatientMember joins in this process with a long session.
+func (s *Scene) PatientMember(name string) Consumer {
+	options := s.Options(name)
+	options.LongSession = true
+	return s.Start(options)
+}
+
 // Start joins with options.
 func (s *Scene) Start(options Options) Consumer {
 	consumer, err := s.Join(options, s.Log)
@@ -291,12 +298,12 @@ func (c GroupCase) members(t *T, scene *Scene, count int) string {
 func (c GroupCase) leave(t *T) {
 	scene := c.scene(t, 4, c.Eager[0], false)
 	flow := StartFlow(t, scene.Client, scene.Log, false, scene.Partitions()...)
-	first, second := scene.Member("c1"), scene.Member("c2")
+	first, second := scene.PatientMember("c1"), scene.PatientMember("c2")
 	scene.Settled(first, second)
 	flow.Steady()
 	scene.Close(second)
 	// Well before its session would have run out.
-	t.SettledWithin(sessionTimeout/2, scene.Partitions(), true, first)
+	t.SettledWithin(SoonLimit, scene.Partitions(), true, first)
 	flow.Steady()
 	flow.Drain()
 	scene.Close(first)

@@ -40,13 +40,17 @@ type Suite struct {
 }
 
 const (
-	defaultLimit = 60 * time.Second
+	defaultLimit = 120 * time.Second
 	// settleLimit bounds every wait for a group to settle: far above a rebalance, below the limit of a scenario.
-	settleLimit = 20 * time.Second
+	settleLimit = 45 * time.Second
 	// sessionTimeout is the shortest one that a broker with default settings admits.
 	sessionTimeout = 6 * time.Second
-	pollEvery      = 20 * time.Millisecond
-	stopGrace      = 10 * time.Second
+	// longSessionTimeout is that of members that leave. A hand-over within SoonLimit came from a LeaveGroup.
+	longSessionTimeout = 45 * time.Second
+	// SoonLimit is shorter than longSessionTimeout.
+	SoonLimit = 30 * time.Second
+	pollEvery = 20 * time.Millisecond
+	stopGrace = 10 * time.Second
 )
 
 // Bootstrap is the address of the gateway under test.

@@ -43,7 +43,7 @@ from tests.compat.python.client import (
     TransactionalProducer,
 )
 from tests.compat.python.journal import Journal, Partition
-from tests.compat.python.options import SESSION_TIMEOUT_MS
+from tests.compat.python.options import RAW_TIMEOUT_MS, SESSION_TIMEOUT_MS
 
 ASSIGNORS = {
     "range": RangePartitionAssignor,
@@ -406,8 +406,8 @@ class KafkaPython(Client):
             joined = await manager.send(
                 JoinGroupRequest(
                     group_id=group,
-                    session_timeout_ms=6000,
-                    rebalance_timeout_ms=6000,
+                    session_timeout_ms=RAW_TIMEOUT_MS,
+                    rebalance_timeout_ms=RAW_TIMEOUT_MS,
                     member_id=member_id,
                     group_instance_id=None,
                     protocol_type=protocol_type,

@@ -88,6 +88,7 @@ class Member {
     this.joined = false
     this.consumer = kafka.consumer({
       ...CONSUMER,
+      sessionTimeout: options.sessionTimeoutMs ?? CONSUMER.sessionTimeout,
       groupId: options.group,
       allowAutoTopicCreation: false,
       partitionAssigners: ASSIGNERS[options.assignor]

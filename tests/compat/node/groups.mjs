@@ -5,8 +5,10 @@ import { assert, scenario, Unsupported, waitUntil } from './suite.mjs'
 
 const PARTITIONS = 4
 const SESSION_MS = 6000
-// Less than a session: a hand-over within it came from a LeaveGroup, or from no rebalance at all.
-const SOON_MS = 4000
+// Session of members that leave. It is long, so that a slow machine cannot confuse leaving with an expired session.
+const LONG_SESSION_MS = 45_000
+// Less than the long session: a hand-over within it came from a LeaveGroup, or from no rebalance at all.
+const SOON_MS = 30_000
 
 for (const assignor of ['range', 'roundrobin', 'sticky', 'cooperative-sticky']) {
   scenario(`groups.${assignor}.1-2-4`, async run => {
@@ -69,13 +71,13 @@ scenario('groups.one-partition-three-consumers', async run => {
 })
 
 /** Two members that share a topic under load, the second in a process of its own if `spawned`. */
-async function pair(run, { spawned = false, outage = false, redeliveryAllowed = false } = {}) {
+async function pair(run, { spawned = false, outage = false, redeliveryAllowed = false, sessionTimeoutMs } = {}) {
   const topic = await run.topic(PARTITIONS)
   const group = run.group()
   const view = run.log({ topic, partitions: PARTITIONS, redeliveryAllowed })
   const feed = await run.feed(topic, PARTITIONS, { outage })
-  const first = run.start({ name: 'c1', group, topics: [topic] })
-  const options = { name: 'c2', group, topics: [topic] }
+  const first = run.start({ name: 'c1', group, topics: [topic], sessionTimeoutMs })
+  const options = { name: 'c2', group, topics: [topic], sessionTimeoutMs }
   const second = spawned ? run.spawn(options) : run.start(options)
   const all = allOf(topic, PARTITIONS)
   await view.waitSettled(['c1', 'c2'], all)
@@ -85,7 +87,7 @@ async function pair(run, { spawned = false, outage = false, redeliveryAllowed = 
 
 scenario('groups.leave', async run => {
   // The one that stays has everything well before the session of the one that left could expire.
-  const { view, feed, first, second, all } = await pair(run)
+  const { view, feed, first, second, all } = await pair(run, { sessionTimeoutMs: LONG_SESSION_MS })
   await second.stop()
   await view.waitSettled(['c1'], all, SOON_MS)
   await view.waitMore(2 * PARTITIONS)
@@ -97,7 +99,7 @@ scenario('groups.leave', async run => {
 scenario('groups.crash', async run => {
   const { view, feed, first, second, all } = await pair(run, { spawned: true, redeliveryAllowed: true })
   await second.kill()
-  await view.waitSettled(['c1'], all, SESSION_MS + 15_000)
+  await view.waitSettled(['c1'], all, SESSION_MS + 40_000)
   await feed.stop()
   await view.waitCaughtUp()
   await first.stop()
@@ -107,7 +109,7 @@ scenario('groups.crash-half-open', async run => {
   // The stopped process keeps its connections. When it goes on it finds itself expelled, and joins again.
   const { view, feed, first, second, all } = await pair(run, { spawned: true, redeliveryAllowed: true })
   await second.freeze()
-  await view.waitSettled(['c1'], all, SESSION_MS + 15_000)
+  await view.waitSettled(['c1'], all, SESSION_MS + 40_000)
   const rounds = view.rounds.get('c2')
   second.thaw()
   await view.waitFor(() => view.rounds.get('c2') > rounds, 'the stopped member has joined again')
@@ -285,7 +287,7 @@ scenario('groups.leave-versions', async run => {
   const view = run.log({ topic, partitions: 1 })
   for (const name of ['leaves', 'follows']) {
     const started = Date.now()
-    const member = run.start({ name, group, topics: [topic] })
+    const member = run.start({ name, group, topics: [topic], sessionTimeoutMs: LONG_SESSION_MS })
     await view.waitSettled([name], [partitionKey(topic, 0)])
     assert(Date.now() - started < SOON_MS, `${name} waited ${Date.now() - started} ms`)
     await run.produce(topic, 1, 1)

@@ -35,7 +35,7 @@ export function assert(condition, message) {
   if (!condition) throw new Error(message)
 }
 
-export async function waitUntil(predicate, what, milliseconds = 20_000) {
+export async function waitUntil(predicate, what, milliseconds = 45_000) {
   const deadline = Date.now() + milliseconds
   while (!(await predicate())) {
     assert(Date.now() < deadline, `${what}: not within ${milliseconds / 1000} s`)

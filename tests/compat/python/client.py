@@ -19,8 +19,8 @@ from tests.compat.python.journal import Journal, Partition
 from tests.compat.python.options import MemberOptions
 
 STOP_SECONDS = 30.0
-READ_SECONDS = 10.0
-JOIN_SECONDS = 20.0
+READ_SECONDS = 45.0
+JOIN_SECONDS = 30.0
 TRANSACTION_TIMEOUT_MS = 60_000
 HEARTBEAT_INTERVAL_MS = 500
 METADATA_MAX_AGE_MS = 1000

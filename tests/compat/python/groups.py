@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from tests.compat.python.client import Member, MemberOptions, UnsupportedError, wait_until
 from tests.compat.python.scenario import SCENARIOS, Body, Run, all_of, scenario
@@ -12,8 +13,10 @@ PARTITIONS = 4
 SESSION_SECONDS = 6.0
 SERVER_SIDE = "consumer"
 """Stands among the assignors for the consumer protocol (KIP-848), in which the coordinator assigns."""
-SOON_SECONDS = 4.0
-"""Shorter than a session timeout. A hand-over within this time was caused by a LeaveGroup, or needed no rebalance."""
+LONG_SESSION_MS = 45_000
+"""Session of members that leave. It is long, so that a slow machine cannot confuse leaving with an expired session."""
+SOON_SECONDS = 30.0
+"""Shorter than the long session. A hand-over within this time was caused by a LeaveGroup, or needed no rebalance."""
 
 
 def _need(run: Run, assignor: str) -> None:
@@ -109,8 +112,8 @@ def leave(run: Run) -> None:
     topic, group = run.topic(PARTITIONS), run.group()
     _, view = run.journal(topic, PARTITIONS)
     feed = run.feed(topic, range(PARTITIONS))
-    first = run.start(MemberOptions("c1", group, assignor, (topic,)))
-    second = run.start(MemberOptions("c2", group, assignor, (topic,)))
+    options = MemberOptions("c1", group, assignor, (topic,), session_timeout_ms=LONG_SESSION_MS)
+    first, second = run.start(options), run.start(replace(options, name="c2"))
     view.wait_settled({"c1", "c2"}, all_of(topic, PARTITIONS))
     view.wait_more(2 * PARTITIONS)
     run.leave([second], feed)
@@ -134,7 +137,7 @@ def crash(run: Run) -> None:
     view.wait_settled({"c1", "c2"}, all_of(topic, PARTITIONS))
     view.wait_for(lambda: view.delivered_by["c2"] > 10, "the victim reads")
     victim.kill()
-    view.wait_settled({"c1"}, all_of(topic, PARTITIONS), SESSION_SECONDS + 15)
+    view.wait_settled({"c1"}, all_of(topic, PARTITIONS), SESSION_SECONDS + 40)
     feed.stop()
     view.wait_caught_up()
     survivor.stop()
@@ -154,7 +157,7 @@ def crash_half_open(run: Run) -> None:
     view.wait_settled({"c1", "c2"}, all_of(topic, PARTITIONS))
     view.wait_for(lambda: view.delivered_by["c2"] > 10, "the victim reads")
     victim.freeze()
-    view.wait_settled({"c1"}, all_of(topic, PARTITIONS), SESSION_SECONDS + 15)
+    view.wait_settled({"c1"}, all_of(topic, PARTITIONS), SESSION_SECONDS + 40)
     rounds = view.rounds["c2"]
     victim.thaw()
     view.wait_for(lambda: view.rounds["c2"] > rounds, "the victim has joined again")
@@ -425,7 +428,10 @@ def leave_versions(run: Run) -> None:
     _, view = run.journal("", 1)
     for version, extra in versions.items():
         topic, group = run.topic(1), run.group()
-        leaver = run.start(MemberOptions(f"v{version} leaves", group, assignor, (topic,), extra=extra))
+        options = MemberOptions(
+            f"v{version} leaves", group, assignor, (topic,), session_timeout_ms=LONG_SESSION_MS, extra=extra
+        )
+        leaver = run.start(options)
         view.wait_settled({leaver.name}, all_of(topic, 1))
         run.produce(topic, [0], 1)
         view.wait_caught_up()
@@ -434,7 +440,7 @@ def leave_versions(run: Run) -> None:
         told = run.requests("leave_group", version)
         assert sent is None or told is None or told > sent, f"no LeaveGroup v{version} has come"
         started = time.monotonic()
-        follower = run.start(MemberOptions(f"v{version} follows", group, assignor, (topic,), extra=extra))
+        follower = run.start(replace(options, name=f"v{version} follows"))
         view.wait_settled({follower.name}, all_of(topic, 1))
         took = time.monotonic() - started
         assert took < SOON_SECONDS, f"LeaveGroup v{version}: the next member waited {took:.1f} s"

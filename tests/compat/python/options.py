@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SESSION_TIMEOUT_MS = 6000
+RAW_TIMEOUT_MS = 45_000
+"""Session and rebalance timeout of a member that sends no heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,8 +148,10 @@ def gateway_kill(run: Run) -> None:
                 while done < len(expected):
                     found = reader.read(STEP)
                     if not found:
-                        done = len(expected)  # The transaction whose end was in doubt had been committed.
-                        break
+                        # The transaction whose end was in doubt had been committed, or records are only late.
+                        if sum(_committed(client, group, source).values()) == len(expected):
+                            done = len(expected)
+                        continue
                     producer.begin()
                     producer.send(target, _transformed(found))
                     if not killed and done >= 2 * STEP:

@@ -50,7 +50,6 @@ func newConfig(version sarama.KafkaVersion) *sarama.Config {
 	config.Consumer.MaxWaitTime = 100 * time.Millisecond
 	config.Consumer.Retry.Backoff = 100 * time.Millisecond
 	config.Consumer.Offsets.AutoCommit.Interval = 500 * time.Millisecond
-	config.Consumer.Group.Session.Timeout = 6 * time.Second
 	config.Consumer.Group.Heartbeat.Interval = 300 * time.Millisecond
 	config.Consumer.Group.Rebalance.Timeout = 10 * time.Second
 	config.Consumer.Group.Rebalance.Retry.Max = 40

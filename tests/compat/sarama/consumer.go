@@ -38,6 +38,7 @@ func joinAt(version sarama.KafkaVersion) compat.JoinFunc {
 	return func(options compat.Options, sink compat.Sink) (compat.Consumer, error) {
 		config := newConfig(version)
 		config.Consumer.Group.InstanceId = options.Instance
+		config.Consumer.Group.Session.Timeout = options.SessionTimeout()
 		config.Consumer.Offsets.AutoCommit.Enable = options.Commit != compat.CommitInRevoke
 		config.Consumer.Group.Rebalance.GroupStrategies = nil
 		for _, name := range options.Assignors {

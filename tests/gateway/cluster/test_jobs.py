@@ -106,7 +106,7 @@ async def test_pass_begins_only_with_the_lease(database: Database) -> None:
     await node.membership.join()
     assert work.begun == 0
     await node.look()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await waiting
     assert work.ended == 1, "an hour early"
     without = node.jobs.paced(Job.RETENTION, "other", work.run, 1)
@@ -128,11 +128,11 @@ async def test_pass_ends_when_its_lease_is_lost_and_others_continue(database: Da
     )
     node.jobs.wake("test")
     await node.jobs.keep()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await runs[0]
     assert (lost.cancelled, kept.cancelled) == (1, 0)
     kept.go_on.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await runs[1]
     assert kept.ended == 1
 
@@ -146,7 +146,7 @@ async def test_jobs_of_a_stopped_node_move_at_once(database: Database) -> None:
     await until(lambda: work.begun == 1)
     await first.jobs.release()
     assert work.cancelled == 1
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await run
     await first.membership.withdraw()
     await second.look()

@@ -260,7 +260,7 @@ async def test_a_killed_nodes_shards_are_shared_by_the_others(database: Database
     killed = await Node(database, 9092, ttl_ms=3_000).start()
     second, third = [await Node(database, port).start() for port in (9093, 9094)]
     await _settle(killed, second, third)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while second.leases.held + third.leases.held < SHARDS:
             for node in (second, third):
                 node.now += 0.05

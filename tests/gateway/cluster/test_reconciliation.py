@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any, cast
 from uuid import UUID
@@ -311,10 +310,8 @@ async def test_8_leases_and_handoffs_continue_while_the_catalog_cannot_be_read(
     passes = Passes(node)
     passes.reconciler.metadata_wake("test")
     hanging = asyncio.create_task(passes.reconciler.converge())
-    before = time.monotonic()
     passes.reconciler.nodes_heard("1")
-    await passes.reconciler.keep_place()
-    assert time.monotonic() - before < 3
+    await asyncio.wait_for(passes.reconciler.keep_place(), 60)
     stuck.set()
     with pytest.raises(StorageUnavailable):
         await hanging

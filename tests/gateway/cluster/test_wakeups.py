@@ -17,10 +17,10 @@ from storage.errors import StorageError
 from storage.nodes import NodeStore
 from storage.types import NewBatch, PartitionKey
 from tests.gateway.data_plane import DataPlane, at, batch_of, data_plane, offsets_in
-from tests.steps.waiting import until
+from tests.steps.waiting import turns, until
 
 LONG_MS = 30_000
-DEADLINE_S = 10.0
+DEADLINE_S = 20.0
 
 
 class Node:
@@ -252,3 +252,25 @@ async def test_invalid_payload_is_ignored(nodes: tuple[Node, Node], payload: str
     b.wakeups.heard(payload)
     assert b.wakeups.counts == before
     assert b.plane.tail.known(PartitionKey(1), 0.0) is None
+
+
+async def test_look_learns_nothing_of_a_partition_that_is_no_longer_watched(database_url: str) -> None:
+    async with data_plane(database_url) as plane:
+        topic = await plane.create_topic("t")
+        key = topic.partitions[0].partition_key
+        watch = plane.tail.watch([key])
+        read = asyncio.Event()
+
+        async def read_then_close(keys):
+            states = await plane.log.states(list(keys))
+            watch.close()
+            plane.tail.heard(key, 1)
+            read.set()
+            return states
+
+        wakeups = Wakeups(plane.tail, plane.membership, NodeStore(plane.database).announce, read_then_close)
+        looking = asyncio.create_task(wakeups.look())
+        await read.wait()
+        await turns(3)
+        assert plane.tail.known(key, asyncio.get_running_loop().time()) is None
+        await _cancelled(looking)

@@ -243,6 +243,28 @@ def test_announced_end_is_trusted_until_it_is_read() -> None:
     assert tail.known(P1, 50.0) is None, "what nobody reads here is not remembered"
 
 
+async def test_announcement_during_the_first_read_of_a_partition_counts() -> None:
+    tail = Tail(10**6)
+    watch = tail.watch([P0])
+    tail.heard(P0, 8)
+    tail.observe(P0, state(0, 7), 40.0)
+    assert not is_believed(tail, 50.0), "Postgres answered before the announced append"
+    await asyncio.wait_for(watch.wait(10**6, 60.0), 5.0)
+    tail.observe(P0, state(0, 8), 51.0)
+    assert is_believed(tail, 52.0)
+    watch.close()
+
+
+async def test_older_of_two_first_reads_does_not_park() -> None:
+    tail = Tail(10**6)
+    watches = [tail.watch([P0]), tail.watch([P0])]
+    tail.observe(P0, state(0, 8), 41.0)
+    tail.observe(P0, state(0, 7), 40.0)
+    for watch in watches:
+        await asyncio.wait_for(watch.wait(10**6, 60.0), 5.0)
+        watch.close()
+
+
 async def test_announcement_wakes_watches() -> None:
     tail = Tail(10**6)
     tail.observe(P0, state(0, 7), 40.0)

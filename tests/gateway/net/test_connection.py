@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gateway.net.connection import MAX_BULKY_IN_FLIGHT, REQUEST_BYTES, ConnectionLimits
-from gateway.net.holdings import SMALL_BYTES
+from gateway.net.holdings import SMALL_BYTES, TURNS
 from gateway.net.server import Tls
 from tests.gateway.net.words import Node, Peer, framed
 from tests.secured import Authority
@@ -385,6 +385,82 @@ async def test_whole_requests_of_one_address_let_no_half_request_of_a_full_one_g
         assert served.held_bytes == 0
 
 
+async def test_half_requests_of_two_addresses_leave_room_to_a_third() -> None:
+    whole = framed(b"-echo:large" + bytes(6_000_000))
+    async with node(max_node_bytes=8_000_000) as served:
+        halves = [await served.connect(address) for address in ("127.0.0.2", "127.0.0.3") for _ in range(4)]
+        for peer in halves:
+            peer.writer.write(whole[:-1])
+        await served.until_held(8_000_000)
+        before_bytes = 0.0
+        while before_bytes < served.held_bytes:
+            before_bytes = served.held_bytes
+            await served.settle()
+        other = await served.connect()
+        other.send(b"-echo:other" + bytes(500_000))
+        assert (await other.answer()).startswith(b"-echo:other")
+        for peer in halves:
+            peer.writer.transport.abort()
+
+
+async def test_large_request_that_hardly_arrives_is_closed_once_another_waits() -> None:
+    whole = framed(b"-echo:large" + bytes(600_000))
+    async with node(max_node_bytes=400_000, max_idle_ms=800) as served:
+        slow, other = await served.connect(), await served.connect()
+        slow.writer.write(whole[:400_000])
+        await served.until_held(300_000)
+
+        async def trickle() -> None:
+            for byte in whole[400_000:]:
+                slow.writer.write(bytes([byte]))
+                await asyncio.sleep(0.05)
+
+        trickling = asyncio.create_task(trickle())
+        other.writer.write(whole)
+        try:
+            assert await other.answer() == whole[4:44]
+        finally:
+            trickling.cancel()
+        assert served.closed_for("slow_request") == 1
+        assert await asyncio.wait_for(served.gone.get(), 10), "for the coordinator this is a client that failed"
+
+
+async def test_large_request_behind_one_that_may_not_start_is_held_to_the_bound() -> None:
+    limit = 1_000_000
+    async with node(max_node_bytes=limit) as served:
+        peers = [await served.connect() for _ in range(4)]
+        for peer in peers:
+            peer.send(b"rwait:alone", b"-echo:behind it")
+            peer.writer.write(framed(b"-echo:large" + bytes(2_000_000))[:-1])
+        await served.words.until_started(4)
+        await served.until_held(limit // 4)
+        await served.settle()
+        assert served.held_bytes < 2 * limit
+
+
+async def test_full_node_holds_few_large_requests_that_may_not_start_even_of_peers_that_have_gone() -> None:
+    size = 2_000_000
+    async with node(max_node_bytes=SMALL_BYTES) as served:
+        first = await served.connect()
+        first.send(b"-wait:first" + bytes(2 * SMALL_BYTES))
+        await served.words.until_started(1)
+        gone = await served.connect("127.0.0.2")
+        gone.send(b"-echo:gone" + bytes(size))
+        await served.until_held(size)
+        gone.reset()
+        peers = [await served.connect(f"127.0.0.{3 + number}") for number in range(4)]
+        for peer in peers:
+            peer.send(b"-echo:large" + bytes(size))
+        await served.until_held(TURNS * size)
+        await served.settle()
+        assert served.held_bytes < TURNS * size + len(peers) * 4 * SMALL_BYTES
+        served.words.gate((b"-wait:first" + bytes(2 * SMALL_BYTES))[:40]).set()
+        for peer in peers:
+            assert (await peer.answer()).startswith(b"-echo:large")
+        assert served.finished_of(b"-echo:gone")
+        assert served.held_bytes == 0
+
+
 async def test_peer_with_unread_answers_is_closed_and_its_share_released() -> None:
     async with node(max_node_bytes=10_000_000, max_idle_ms=400) as served:
         deaf = await served.connect()
@@ -410,15 +486,15 @@ async def test_a_slow_reader_is_not_a_stalled_one() -> None:
 
 async def test_a_muted_connection_starts_nothing_until_its_time() -> None:
     async with node() as served:
-        served.words.mute_s = 1.0
+        served.words.mute_s = 3.0
         peer = await served.connect()
         loop = asyncio.get_running_loop()
         before = loop.time()
         peer.send(b"-mute:1", b"-echo:2", b"-echo:3")
         assert await peer.answer() == b"-mute:1"
-        assert loop.time() - before < 0.9, "its own answer is not delayed (KIP-219)"
+        assert loop.time() - before < 2.9, "its own answer is not delayed (KIP-219)"
         assert await peer.answers(2) == [b"-echo:2", b"-echo:3"]
-        assert loop.time() - before >= 0.99, "uvloop counts whole milliseconds"
+        assert loop.time() - before >= 2.99, "uvloop counts whole milliseconds"
 
 
 async def test_requests_before_a_frame_of_an_impossible_size_are_answered() -> None:
@@ -481,12 +557,12 @@ async def test_handshakes_count_as_connections_of_their_address(tmp_path: Path) 
         # These two connect and send nothing, so their handshakes do not end.
         silent = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(2)]
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        assert await asyncio.wait_for(reader.read(1), 5) == b"", "the third is refused"
+        assert await asyncio.wait_for(reader.read(1), 30) == b"", "the third is refused"
         writer.close()
         assert served.closed_for("max_connections_per_ip") == 1
         for _, writer in silent:
             writer.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while True:
                 try:
                     peer = Peer(*await asyncio.open_connection("127.0.0.1", served.port, ssl=trusting))
@@ -497,7 +573,7 @@ async def test_handshakes_count_as_connections_of_their_address(tmp_path: Path) 
         assert await peer.answer() == b"-echo:1"
         await asyncio.open_connection("127.0.0.1", served.port)
         reader, _ = await asyncio.open_connection("127.0.0.1", served.port)
-        assert await asyncio.wait_for(reader.read(1), 5) == b"", "a connection and a handshake are two"
+        assert await asyncio.wait_for(reader.read(1), 30) == b"", "a connection and a handshake are two"
     finally:
         await served.server.close()
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from gateway.net.http_connections import HttpConnections
+from tests.secured import Authority
 
 IDLE_S = 0.5
 MOST = 3
@@ -44,8 +47,19 @@ async def port() -> AsyncIterator[int]:
     await runner.cleanup()
 
 
-async def connect(port: int, sent: bytes = b"") -> Peer:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+@pytest.fixture
+async def tls_port(tmp_path: Path) -> AsyncIterator[int]:
+    """The port of an encrypted server that allows an address one connection less than MOST."""
+    connections = HttpConnections(MOST, most_from=MOST - 1)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(Authority(tmp_path, "root").issue("/CN=localhost").whole)
+    server = await connections.listen(asyncio.Protocol, "127.0.0.1", 0, 8, context)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+
+
+async def connect(port: int, sent: bytes = b"", address: str = "127.0.0.1") -> Peer:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
     writer.write(sent)
     await writer.drain()
     return reader, writer
@@ -53,7 +67,7 @@ async def connect(port: int, sent: bytes = b"") -> Peer:
 
 async def is_closed(peer: Peer) -> bool:
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return await peer[0].read(1) == b""
     except ConnectionError:
         return True
@@ -80,3 +94,22 @@ async def test_connections_beyond_the_bound_are_closed_at_once(port: int) -> Non
     for reader, writer in busy:
         assert b"200 OK" in await reader.readuntil(b"ok")
         writer.close()
+
+
+async def test_handshakes_count_as_connections_of_the_server_and_of_their_address(tls_port: int) -> None:
+    silent = [await connect(tls_port) for _ in range(MOST - 1)]
+    assert await is_closed(await connect(tls_port)), "one more of this address"
+    silent.append(await connect(tls_port, address="127.0.0.2"))
+    assert await is_closed(await connect(tls_port, address="127.0.0.3")), "one more of the server"
+    for _, writer in silent:
+        writer.close()
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", tls_port, ssl=trusting)
+                break
+            except OSError:  # the server has not yet seen the end of the handshakes
+                await asyncio.sleep(0.01)
+    writer.close()

@@ -80,7 +80,7 @@ class Words:
         await asyncio.wait_for(self.cancellation.wait(), 10)
 
     async def until_started(self, count: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(self.started) < count:
                 self.arrival.clear()
                 await self.arrival.wait()
@@ -121,7 +121,7 @@ class Node:
         return self.metrics.registry.get_sample_value("sluice_held_bytes") or 0.0
 
     async def until_held(self, count_bytes: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while self.held_bytes < count_bytes:
                 await self.settle()
 
@@ -140,7 +140,7 @@ class Peer:
         self.writer.write(framed(*bodies))
 
     async def answer(self) -> bytes:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             (size,) = struct.unpack(">i", await self.reader.readexactly(4))
             return await self.reader.readexactly(size)
 
@@ -157,7 +157,7 @@ class Peer:
 
     async def ended(self) -> bytes:
         """Return the bytes that arrived before the server closed the connection."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             with contextlib.suppress(ConnectionResetError):
                 return await self.reader.read()
         return b""

@@ -56,7 +56,7 @@ async def test_allowed_number_runs_concurrently_also_after_cancellations() -> No
             each.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
     assert most == 2
-    async with asyncio.timeout(5), turns.turn("a"), turns.turn("b"):
+    async with asyncio.timeout(60), turns.turn("a"), turns.turn("b"):
         assert turns._free == 0 and not turns._lines  # noqa: SLF001, PT018 - nothing is lost, nothing left
 
 

@@ -224,7 +224,7 @@ async def nowhere() -> int:
 
 
 async def parked_at(node: Node) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not node.tail.parked_count:  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0)
 

@@ -13,8 +13,10 @@ use crate::scenario::{CALLBACKS, Feed, Result, Run, Scenario, ensure, fresh, sce
 const PARTITIONS: i32 = 4;
 const SETTLE: Duration = Duration::from_secs(45);
 const SESSION: Duration = Duration::from_secs(6);
-/// Less than a session: a hand-over within it came from a LeaveGroup, or from no rebalance at all.
-const SOON: Duration = Duration::from_secs(4);
+/// Session of members that leave. It is long, so that a slow machine cannot confuse leaving with an expired session.
+const LONG_SESSION: Duration = Duration::from_secs(45);
+/// Less than the long session: a hand-over within it came from a LeaveGroup, or from no rebalance at all.
+const SOON: Duration = Duration::from_secs(30);
 const COOPERATIVE: &str = "cooperative-sticky";
 
 pub fn scenarios() -> Vec<Scenario> {
@@ -144,13 +146,16 @@ fn pair<T>(
     run: &mut Run,
     callback: Callback,
     redelivery_allowed: bool,
+    session: Duration,
     second: impl Fn(&mut Run, &Options) -> Result<Arc<T>>,
 ) -> Result<Pair<T>> {
     let (topic, group) = (run.topic(PARTITIONS)?, fresh("g"));
     let mut view = run.log(&topic, PARTITIONS, false, redelivery_allowed)?;
     let feed = run.feed(&topic, PARTITIONS)?;
-    let first = run.start(&Options::new("c1", &group, &[&topic], "range", callback))?;
-    let mut options = Options::new("c2", &group, &[&topic], "range", callback);
+    let session_ms = session.as_millis() as u32;
+    let member = |name| Options { session_ms, ..Options::new(name, &group, &[&topic], "range", callback) };
+    let first = run.start(&member("c1"))?;
+    let mut options = member("c2");
     options.commit = if redelivery_allowed { Commit::Each } else { Commit::Auto };
     let second = second(run, &options)?;
     let all = all_of(&topic, PARTITIONS);
@@ -163,7 +168,7 @@ fn pair<T>(
 
 /// The one that stays has everything well before the session of the one that left could expire.
 fn leave(run: &mut Run, callback: Callback) -> Result {
-    let mut pair = pair(run, callback, false, |run, options| run.start(options))?;
+    let mut pair = pair(run, callback, false, LONG_SESSION, |run, options| run.start(options))?;
     pair.second.stop();
     pair.view.wait_settled_within(&["c1"], &pair.all, SOON)?;
     pair.view.wait_more(2 * pair.all.len())?;
@@ -174,9 +179,9 @@ fn leave(run: &mut Run, callback: Callback) -> Result {
 }
 
 fn crash(run: &mut Run, callback: Callback) -> Result {
-    let mut pair = pair(run, callback, true, |run, options| run.spawn(options))?;
+    let mut pair = pair(run, callback, true, SESSION, |run, options| run.spawn(options))?;
     pair.second.kill();
-    pair.view.wait_settled_within(&["c1"], &pair.all, SESSION + Duration::from_secs(15))?;
+    pair.view.wait_settled_within(&["c1"], &pair.all, SESSION + Duration::from_secs(40))?;
     pair.feed.stop()?;
     pair.view.wait_caught_up()?;
     pair.first.stop();
@@ -186,9 +191,9 @@ fn crash(run: &mut Run, callback: Callback) -> Result {
 
 /// The stopped process keeps its connections. When it goes on it finds itself expelled, and joins again.
 fn crash_half_open(run: &mut Run, callback: Callback) -> Result {
-    let mut pair = pair(run, callback, true, |run, options| run.spawn(options))?;
+    let mut pair = pair(run, callback, true, SESSION, |run, options| run.spawn(options))?;
     pair.second.freeze()?;
-    pair.view.wait_settled_within(&["c1"], &pair.all, SESSION + Duration::from_secs(15))?;
+    pair.view.wait_settled_within(&["c1"], &pair.all, SESSION + Duration::from_secs(40))?;
     let rounds = pair.view.rounds_of("c2");
     pair.second.thaw()?;
     pair.view.wait_for("the stopped member has joined again", SETTLE, |view| view.rounds_of("c2") > rounds)?;
@@ -201,7 +206,7 @@ fn crash_half_open(run: &mut Run, callback: Callback) -> Result {
 }
 
 fn gateway_away(run: &mut Run, callback: Callback, how: &str) -> Result {
-    let mut pair = pair(run, callback, true, |run, options| run.start(options))?;
+    let mut pair = pair(run, callback, true, SESSION, |run, options| run.start(options))?;
     run.control(how)?;
     pair.view.refresh();
     let produced = pair.view.produced.len() + pair.all.len();
@@ -419,7 +424,11 @@ fn leave_versions(run: &mut Run, callback: Callback) -> Result {
     let mut view = run.log(&topic, 1, false, false)?;
     for name in ["leaves", "follows"] {
         let started = Instant::now();
-        let member = run.start(&Options::new(name, &group, &[&topic], "range", callback))?;
+        let options = Options {
+            session_ms: LONG_SESSION.as_millis() as u32,
+            ..Options::new(name, &group, &[&topic], "range", callback)
+        };
+        let member = run.start(&options)?;
         view.wait_settled(&[name], &all_of(&topic, 1))?;
         ensure(started.elapsed() < SOON, format!("{name} waited {:?}", started.elapsed()))?;
         run.produce(&topic, 1, 1)?;

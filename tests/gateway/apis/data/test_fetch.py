@@ -36,7 +36,7 @@ from tests.gateway.data_plane import (
 )
 
 LONG_MS = 30_000
-WITHIN_S = 10
+WITHIN_S = 20
 """Seconds, enough for a slow machine and far below LONG_MS: a fetch that returns within them was woken and did not time
 out.
 """
@@ -510,6 +510,30 @@ async def test_a_topic_created_on_another_node_is_found(warm: DataPlane, databas
         await other.fill(topic, [300])
         assert sizes(await warm.fetch([("t", at(0))])) == [[300]]
         assert sizes(await warm.fetch([(topic, at(0))], version=13)) == [[300]]
+
+
+async def test_append_of_another_node_during_a_first_read_wakes_the_fetch(
+    warm: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await warm.create_topic("t")
+    read = warm.log.read
+    reads = 0
+
+    async with data_plane(database_url, name="node-2") as other:
+
+        async def append_behind(requests: Sequence[ReadRequest], *, max_bytes: int) -> list[ReadResult | Refusal]:
+            nonlocal reads
+            reads += 1
+            results = await read(requests, max_bytes=max_bytes)
+            if reads == 1:
+                await other.fill(topic, [300])
+                warm.tail.heard(topic.partitions[0].partition_key, 1)
+            return results
+
+        monkeypatch.setattr(warm.log, "read", append_behind)
+        part = await asyncio.wait_for(warm.fetch_one(topic, 0, max_wait_ms=LONG_MS), WITHIN_S)
+    assert offsets_in(part) == [0]
+    assert reads == 2
 
 
 async def test_a_topic_deleted_on_another_node_is_noticed(node: DataPlane) -> None:

@@ -574,7 +574,7 @@ async def test_row_that_postgres_refuses_fails_alone(node: GroupNode, database_u
 
 async def test_outage_fails_all_waiting_commits_and_the_next_is_tried(node: GroupNode, database_url: str) -> None:
     topic = await node.create_topic("t")
-    async with group_node(database_url, port=9093, statement_timeout_ms=100) as impatient:
+    async with group_node(database_url, port=9093, statement_timeout_ms=1_000) as impatient:
         committer = OffsetCommitter(impatient.offsets)
         await committer.submit([row(node, topic, 0)])
         async with locked_group(database_url, G):

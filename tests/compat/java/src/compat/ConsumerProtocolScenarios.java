@@ -18,7 +18,7 @@ final class ConsumerProtocolScenarios {
             return;
         }
         put(scenarios, "1-2-4", run -> GroupScenarios.oneTwoFour(run, true, PROTOCOL));
-        put(scenarios, "leave", run -> GroupScenarios.leave(run, PROTOCOL));
+        put(scenarios, "leave", run -> GroupScenarios.leave(run, GroupScenarios.SOON_SECONDS, PROTOCOL));
         put(scenarios, "commit-resume", run -> GroupScenarios.commitResume(run, PROTOCOL));
         put(scenarios, "commit-in-revoke", run -> GroupScenarios.commitInRevoke(run, PROTOCOL));
         put(scenarios, "cooperative", run -> CooperativeScenarios.cooperative(run, PROTOCOL));

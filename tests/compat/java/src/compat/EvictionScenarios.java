@@ -21,7 +21,7 @@ import org.apache.kafka.common.TopicPartition;
 final class EvictionScenarios {
     private static final int PARTITIONS = 2;
     private static final int RECORDS = 20;
-    private static final double PATIENCE_SECONDS = 20;
+    private static final double PATIENCE_SECONDS = 45;
 
     private EvictionScenarios() {}
 

@@ -14,6 +14,12 @@ final class GroupScenarios {
     /** Less than a session: a hand-over within it came from a LeaveGroup. */
     static final double SOON_SECONDS = 4;
 
+    /** Session of members that leave: long, so that on a slow machine leaving does not look like an expired session. */
+    private static final int LONG_SESSION_MS = 45_000;
+
+    /** The same as SOON_SECONDS for the long session. */
+    private static final double WELL_BEFORE_SECONDS = 30;
+
     private GroupScenarios() {}
 
     static void register(Map<String, Body> scenarios) {
@@ -25,7 +31,7 @@ final class GroupScenarios {
         scenarios.put("groups.range.ten-runs", run -> tenRuns(run, false, "range"));
         scenarios.put("groups.cooperative-sticky.ten-runs", run -> tenRuns(run, true, "cooperative-sticky"));
         scenarios.put("groups.one-partition-three-consumers", GroupScenarios::onePartition);
-        scenarios.put("groups.leave", run -> leave(run));
+        scenarios.put("groups.leave", run -> leave(run, WELL_BEFORE_SECONDS));
         scenarios.put("groups.commit-resume", run -> commitResume(run));
         scenarios.put("groups.commit-in-revoke", run -> commitInRevoke(run, "range", "cooperative-sticky"));
         scenarios.put("groups.static-members", GroupScenarios::staticMembers);
@@ -115,18 +121,20 @@ final class GroupScenarios {
     }
 
     /** The one that stays has everything well before the session of the one that left could expire. */
-    static void leave(Run run, String... assignors) throws Exception {
+    static void leave(Run run, double withinSeconds, String... assignors) throws Exception {
         String topic = run.topic(PARTITIONS);
         String group = run.fresh("g");
         Set<TopicPartition> all = Clients.allOf(topic, PARTITIONS);
         View view = run.journal(topic, PARTITIONS);
         Feed feed = run.feed(topic, PARTITIONS);
-        Member stays = run.start(new MemberOptions("c1", group).topics(topic).assignors(assignors));
-        Member goes = run.start(new MemberOptions("c2", group).topics(topic).assignors(assignors));
+        MemberOptions first = new MemberOptions("c1", group).session(LONG_SESSION_MS);
+        MemberOptions second = new MemberOptions("c2", group).session(LONG_SESSION_MS);
+        Member stays = run.start(first.topics(topic).assignors(assignors));
+        Member goes = run.start(second.topics(topic).assignors(assignors));
         view.waitSettled(List.of("c1", "c2"), all);
         view.waitMore(2 * PARTITIONS);
         goes.finish();
-        view.waitSettled(List.of("c1"), all, SOON_SECONDS);
+        view.waitSettled(List.of("c1"), all, withinSeconds);
         view.waitMore(2 * PARTITIONS);
         feed.finish();
         view.waitCaughtUp();

@@ -58,6 +58,11 @@ record MemberOptions(
         return with(topics, pattern, assignors, id, commit, sessionMs, maxPollIntervalMs);
     }
 
+    /** The coordinator decides the session of a member of the consumer protocol. */
+    MemberOptions session(int milliseconds) {
+        return with(topics, pattern, assignors, instanceId, commit, milliseconds, maxPollIntervalMs);
+    }
+
     MemberOptions commit(String mode) {
         return with(topics, pattern, assignors, instanceId, mode, sessionTimeoutMs, maxPollIntervalMs);
     }

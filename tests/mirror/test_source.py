@@ -1,0 +1,51 @@
+"""Answers of a source that its mirror must not believe."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from gateway.commands.client import Cluster
+from gateway.commands.errors import CommandError
+from gateway.mirror.source import Source
+from protocol.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
+from protocol.messages.metadata import MetadataResponse, MetadataResponsePartition, MetadataResponseTopic
+
+ID = UUID(int=7)
+
+
+class Answering:
+    """A cluster whose broker 0 leads one partition of each topic and answers Fetch for `answered`."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.answered: tuple[str, int] = ("orders", 0)
+
+    def metadata(self) -> MetadataResponse:
+        partition = MetadataResponsePartition(partition_index=0, leader_id=0)
+        return MetadataResponse(
+            topics=tuple(MetadataResponseTopic(name=name, topic_id=ID, partitions=(partition,)) for name in self.names)
+        )
+
+    def ask(self, response_type: object, request: object, **_: Any) -> FetchResponse:
+        name, partition = self.answered
+        answer = PartitionData(partition_index=partition)
+        return FetchResponse(responses=(FetchableTopicResponse(topic=name, topic_id=ID, partitions=(answer,)),))
+
+
+def test_a_topic_of_an_internal_name_is_not_copied_whatever_the_source_says() -> None:
+    source = Source(cast(Cluster, Answering("orders", "__consumer_offsets", "__transaction_state")))
+    assert [topic.name for topic in source.topics(["*"])] == ["orders"]
+
+
+@pytest.mark.parametrize("answered", [("orders", 1), ("payments", 0)])
+def test_an_answer_for_a_partition_that_was_not_requested_is_refused(answered: tuple[str, int]) -> None:
+    cluster = Answering("orders")
+    source = Source(cast(Cluster, cluster))
+    source.topics(["*"])
+    assert [key for key, _ in source.read({("orders", 0): 5}, max_wait_ms=0)] == [("orders", 0)]
+    cluster.answered = answered
+    with pytest.raises(CommandError, match="which was not requested"):
+        source.read({("orders", 0): 5}, max_wait_ms=0)
