@@ -12,7 +12,7 @@ from tests.containers.conftest import ORDINARY_USER
 from tests.containers.engine import CACHE, Engine, checked
 from tests.kafka.process import LIBRARIES, assemble
 
-LIMIT_SECONDS = 1500
+LIMIT_SECONDS = 1200
 
 # The newcomer and the tester have Python, make and git. Only then the script installs Prometheus for the operator and
 # Java for the migrator's Kafka. $AS is the command that runs a walk as the person: nothing means root. No package may
@@ -31,7 +31,7 @@ walk tests/walks/test_operator.py tests/walks/test_migrator.py
 
 
 @pytest.mark.long
-@pytest.mark.timeout(LIMIT_SECONDS + 300)
+@pytest.mark.timeout(2 * LIMIT_SECONDS)
 @pytest.mark.parametrize(("machine", "user"), [("oldest", ORDINARY_USER), ("python_image", 0)])
 def test_the_walks_pass_on_a_bare_machine(
     request: pytest.FixtureRequest, engine: Engine, checkout: Path, machine: str, user: int
@@ -50,5 +50,5 @@ def test_the_walks_pass_on_a_bare_machine(
         *("--volume", f"{LIBRARIES.parent}:/home/sluice/.compat/kafka:ro", image, "sh", "-c", WALKS),
     ]
     said = checked(engine.command(*command), engine.environment(), LIMIT_SECONDS)
-    # A walk that was skipped would stand in a summary beside the passed ones.
-    assert re.findall(r"^\d+ passed.*(?= in )", said, re.MULTILINE) == ["2 passed", "2 passed"], said
+    # The summary of a run in which a walk was skipped does not match.
+    assert re.findall(r"^(\d+) passed(?:, \d+ warnings?)? in ", said, re.MULTILINE) == ["2", "2"], said
