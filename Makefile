@@ -29,8 +29,8 @@ test-oldest-postgres: $(VENV)/dev.stamp ## Run the storage's tests, backup and r
 	@SLUICE_TEST_POSTGRES_BIN=$(OLDEST_POSTGRES) $(VENV)/bin/python -m tests.run \
 		--ignore tests/storage/test_embedded.py tests/storage tests/commands/test_moving.py $(ARGS)
 
-test-containers: $(VENV)/dev.stamp ## Build the image, `docker compose up`, and both commands on bare machines (needs root and docker.io)
-	@$(VENV)/bin/python -m tests.run --workers 0 tests/containers $(ARGS)
+test-containers: $(VENV)/dev.stamp ## Build the image, `docker compose up`, and both commands on bare machines (needs root and docker.io); ARGS="-m long" for the walks
+	@$(VENV)/bin/python -m tests.run --workers 0 -m "not long" tests/containers $(ARGS)
 
 test-objects: $(VENV)/dev.stamp ## Records in a bucket of a real S3 server, built with Go and kept in .compat
 	@$(VENV)/bin/python -m tests.run --workers 0 tests/objects $(ARGS)
