@@ -8,10 +8,7 @@ import org.apache.kafka.common.TopicPartition;
 /** Members that die, members that are stopped, and a gateway that goes away. */
 final class FailureScenarios {
     private static final int PARTITIONS = GroupScenarios.PARTITIONS;
-    private static final double EXPIRY_SECONDS = Clients.SESSION_TIMEOUT_MS / 1000.0 + 40;
-
-    /** Also a member's time to join again in a rebalance, so it is longer than the pauses of a slow machine. */
-    private static final int MAX_POLL_MS = 10_000;
+    private static final double EXPIRY_SECONDS = Clients.SESSION_TIMEOUT_MS / 1000.0 + 15;
 
     private FailureScenarios() {}
 
@@ -76,7 +73,7 @@ final class FailureScenarios {
         Set<TopicPartition> all = Clients.allOf(topic, PARTITIONS);
         View view = run.journal(topic, PARTITIONS, false, true);
         Feed feed = run.feed(topic, PARTITIONS);
-        MemberOptions options = new MemberOptions("busy", group).topics(topic).commit("each").maxPollInterval(MAX_POLL_MS);
+        MemberOptions options = new MemberOptions("busy", group).topics(topic).commit("each").maxPollInterval(2500);
         Member busy = run.start(options);
         Member other = run.start(new MemberOptions("other", group).topics(topic).commit("each"));
         view.waitSettled(List.of("busy", "other"), all);
@@ -85,7 +82,7 @@ final class FailureScenarios {
         busy.stall();
         // Nothing that it owns counts once it has left; it learns so itself when it polls again.
         run.journal().killed("busy");
-        view.waitSettled(List.of("other"), all);
+        view.waitSettled(List.of("other"), all, 2.5 + GroupScenarios.SOON_SECONDS);
         busy.proceed();
         view.waitFor(() -> view.assignments("busy") > assignments, "the busy member has joined again");
         view.waitSettled(List.of("busy", "other"), all);
