@@ -160,7 +160,7 @@ async def test_capture_ignores_functions_that_another_role_put_into_the_search_p
     sql: Connection, gateway: GatewayProcess, topic: str, roles: list[str], consumer: Consumer
 ) -> None:
     roles.append(await make_role(sql))
-    await sql.execute(f"create schema authorization {roles[0]}; create table trapped (id integer primary key)")
+    await sql.execute(f"create schema authorization {roles[0]}; create table public.trapped (id integer primary key)")
     assert gateway.database_url is not None
     attacker = await connect_as(gateway.database_url, roles[0])
     try:
@@ -174,10 +174,10 @@ async def test_capture_ignores_functions_that_another_role_put_into_the_search_p
     await sql.execute(f"set search_path = public, {roles[0]}")
     try:
         await sql.execute("select kafka.capture('trapped', $1)", topic)
-        await sql.execute("insert into trapped values (1)")
+        await sql.execute("insert into public.trapped values (1)")
         await sql.execute("select kafka.release('trapped')")
     finally:
-        await sql.execute("reset search_path; drop table trapped")
+        await sql.execute("reset search_path; drop table public.trapped")
     (message,) = read(consumer, topic, 1)
     assert json.loads(message.value())["after"] == {"id": 1}
 
