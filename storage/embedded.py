@@ -68,7 +68,8 @@ class Bounds:
     """Bounds of a server's end, restarts and log."""
 
     stop_fast_s: float = 1.5
-    """Then immediate shutdown: nothing durable is lost, the next start recovers."""
+    """How long a fast shutdown may take. An immediate shutdown follows: it loses nothing durable, and the next start
+    recovers."""
     stop_immediate_s: float = 0.5
     last_backoff_s: float = 5.0
     """Longest pause before a server that died is started again."""

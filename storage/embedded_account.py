@@ -20,7 +20,7 @@ USERADD = (
     *("--shell", "/usr/sbin/nologin", ACCOUNT),
 )
 USERADD_ATTEMPTS = 20
-"""Another process may be changing the list of users."""
+"""Attempts to run useradd, because another process may be changing the list of users."""
 USERADD_RETRY_SECONDS = 0.25
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

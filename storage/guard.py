@@ -54,7 +54,7 @@ class HistoryGuard:
 
     def __init__(self) -> None:
         self.broken = asyncio.Event()
-        """Set when a connection has shown another history, until a history is accepted."""
+        """Set when a connection shows another history than the accepted one. Accepting a history clears it."""
         self._identity: str | None = None
         self._flushed_lsn = 0
         self._history = 0

@@ -299,7 +299,7 @@ def _runs(chunks: Iterable[Chunk], sizes: Sizes) -> Iterator[_Run]:
 
 
 def _pieces(runs: Iterable[_Run], sizes: Sizes) -> Iterator[list[_Run]]:
-    """Yield what is read at a time and written at a time to a segment."""
+    """Yield lists of runs, each of which is read at once and written to a segment at once."""
     piece: list[_Run] = []
     size_bytes = chunks = 0
     for run in runs:

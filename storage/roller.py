@@ -52,7 +52,7 @@ statement takes 10 s at most, a file or an object 10)."""
 
 SMALL_BYTES = 8 * 1024 * 1024
 SMALL_OBJECTS = 8
-"""This many objects below the next size are merged."""
+"""Objects of less than SMALL_BYTES are merged when there are so many of them."""
 
 REMOVED_AT_ONCE = 100
 REMOVAL_PATIENCE_S = 10.0

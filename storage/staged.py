@@ -59,7 +59,7 @@ class StagedTransaction(NamedTuple):
     size_bytes: int
     """At least the bytes of the counted records."""
     creates: bool
-    """True if a topic of its counted records did not exist."""
+    """True if a topic of the counted records did not exist."""
 
     @property
     def is_small(self) -> bool:

@@ -425,7 +425,8 @@ def one_that_leaves_ends_nobody_elses_wait(stage: Stage) -> None:
 
 
 def shares_are_even(stage: Stage, *, partitions: int, waves: tuple[int, ...], shares: list[int]) -> None:
-    """Each wave joins at once, while the readers before it have read records that they have not committed yet."""
+    """All members of a wave join at once, while the readers before them have read records that they have not committed
+    yet."""
     scene = stage(partitions)
     for wave, count in enumerate(waves):
         scene.produce()

@@ -47,7 +47,7 @@ class Announcements(Protocol):
         ...
 
     def registered(self) -> None:
-        """Note that the registration has begun anew."""
+        """Note that this node has registered again."""
         ...
 
 

@@ -43,7 +43,7 @@ class _Member(ConsumerRebalanceListener):
         """Next offset of each partition whose printed records are not committed yet."""
         self._committed_at_s = time.monotonic()
         self.assigned: set[TopicPartition] | None = None
-        """None: the group has not decided yet."""
+        """None: the group has not assigned partitions yet."""
         self.ends: dict[TopicPartition, int] = {}
         """Ends that the assigned partitions had when they were assigned."""
 

@@ -31,7 +31,7 @@ class SecretFiles:
 
     environment: Mapping[str, str]
     files: Mapping[str, Path]
-    """Files by the variable whose value they hold, without the suffix."""
+    """Files by the variable whose value they hold: `SLUICE_X`, not `SLUICE_X_FILE`."""
 
     def origin(self, variable: str) -> str:
         """Return where the variable's value came from, for people."""

@@ -38,7 +38,7 @@ class Shown(TypedDict):
     """The form by which it is shown, or null."""
     text: str | None
     size: int
-    """Bytes of the whole."""
+    """Bytes of the whole key, value or header, even if only a part is shown."""
     cut: NotRequired[bool]
     """True if only the first part is shown."""
     schemaId: NotRequired[int]

@@ -44,7 +44,7 @@ class Cluster:
     """The snapshot contains all changes up to this revision. Revisions belong to the cluster, so two nodes may
     compare theirs."""
     describing: Describing | None = None
-    """Another object after each change of an ACL. None: every client may describe every topic."""
+    """A new object after each change of an ACL. None: every client may describe every topic."""
 
     def partition_count(self, names: Iterable[str]) -> int:
         """Return the number of partitions of those topics that exist."""

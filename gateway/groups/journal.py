@@ -50,7 +50,8 @@ MAX_BATCH = 5_000
 LINGER_S = 0.1
 """Time for which entries gather, so that a quiet node writes seldom."""
 HASTE_S = 0.01
-"""Shorter time if an entry tells what happened to members, because a node that is killed loses unwritten entries."""
+"""Shorter time for which entries gather if one of them tells what happened to members. A node that is killed loses
+unwritten entries."""
 MAX_REFUSALS = 100
 """Refused statements of one batch after which the rest of the batch counts as refused. To find five bad rows among
 5,000 takes some 70."""

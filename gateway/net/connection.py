@@ -146,7 +146,7 @@ class Connection(asyncio.BufferedProtocol):
         self._partial_bytes = 0
         """Bytes received of a frame that is not yet whole. Those of whole frames are `_kept_bytes`."""
         self._arriving_bytes = 0
-        """Those of these bytes that count for the address and the node."""
+        """The part of these bytes that counts for the address and the node."""
         self._unmute: asyncio.TimerHandle | None = None
         self._reading = True
         self._stopped_reading = False

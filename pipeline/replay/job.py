@@ -373,7 +373,8 @@ class Replay:
     def _check_retention(
         self, asked: Plan, ranges: list[Range], created: list[topics.Target], existing: set[str]
     ) -> None:
-        """Refuse a given retention that removes records as soon as they arrive; warn if an existing topic has such one.
+        """Refuse a given retention that removes records as soon as they arrive; warn if an existing topic has such
+        a retention.
 
         Refuse also a topic whose broker replaces timestamps.
         """

@@ -106,8 +106,8 @@ cross join append_chunks(
 ) decided;
 
 -- name: take_staged_piece
--- Delete the next records of the transaction $1 behind the position $2, and return them in their order: at most $3, and
--- none behind the one with which they reach $4 bytes.
+-- Delete the next records of the transaction $1 behind the position $2, and return them in their order. There are at
+-- most $3 records. The last record is the one that completes $4 bytes.
 with sized as (
     select n.position, sum(n.bytes) over (order by n.position) - n.bytes as bytes_before
     from (

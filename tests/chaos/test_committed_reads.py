@@ -239,7 +239,7 @@ class Run:
             self._tell(partial(self.tail.observe, key, state, 0.0))
 
     async def lose(self) -> None:
-        """Another node did it, or the answer never arrived."""
+        """Lose an event: another node caused it, or the answer never arrived."""
         if self.untold:
             self.untold.pop(self.chance.randrange(len(self.untold)))
 

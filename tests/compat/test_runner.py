@@ -72,7 +72,7 @@ def outcomes(rows: list[Row]) -> dict[str, str]:
 
 
 def test_a_suite_that_hangs_is_killed_with_its_children_and_fails(tmp_path: Path) -> None:
-    """Its children hold its stdout, are stopped, or have left the process group."""
+    """Children of the suite hold its stdout, are stopped, or have left the process group."""
     rows = ask_suite(
         tmp_path,
         f"""

@@ -141,7 +141,7 @@ def test_member_held_on_another_connection_survives_a_close() -> None:
 
 
 def test_a_member_whose_session_ended_while_held_gets_a_new_one_when_its_connection_closes() -> None:
-    """Otherwise the member would never be removed."""
+    """Without a new session the member would never be removed."""
     scene = Scene(group_connection_grace_ms=-1)
     a, b = scene.stable("a", "b", instances={"a": "ia", "b": "ib"})
     scene.join("b", b, instance="ib", offer=(*scene.member(b).protocols, ("extra", b"")))

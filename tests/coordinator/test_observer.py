@@ -440,7 +440,7 @@ def test_absent_static_member_keeps_its_delivered_partitions() -> None:
 
 
 def test_member_that_missed_its_answer_keeps_its_partitions() -> None:
-    """Its claim is of an older generation than its last assignment, because it never received that answer."""
+    """The member's claim is of an older generation than its last assignment, because it never received that answer."""
     scene = Watched(group_cooperative_guard=True)
     a, b = two(scene, claiming(0, 1, 2, generation=2), claiming())
     scene.sync("b", b)

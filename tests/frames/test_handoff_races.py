@@ -39,7 +39,7 @@ from tests.wire import WireClient
 PATIENT = {"SLUICE_NODE_TTL_MS": "60000"}
 """A commit held in Postgres also blocks its shard's lease, so no lease is renewed during that time."""
 QUICKLY_S = 4
-"""Less than the time for which a SyncGroup is held."""
+"""Shorter than the time for which a SyncGroup is held."""
 A_WHILE_S = 1
 
 

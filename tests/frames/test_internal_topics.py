@@ -98,7 +98,7 @@ async def test_node_looks_for_the_offsets_topic_before_it_refuses(
 
 
 async def test_a_database_that_has_groups_has_coordinators(gateway_factory: GatewayFactory, database_url: str) -> None:
-    """This holds even if a client has deleted the topic."""
+    """A client has deleted `__consumer_offsets`, and the node has restarted."""
     gateway = gateway_factory(database_url=database_url)
     async with await WireClient.connect(gateway.bootstrap) as client:
         topic = fresh("orders")

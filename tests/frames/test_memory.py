@@ -28,7 +28,7 @@ async def test_memory_stays_bounded_if_clients_read_no_answers(gateway_factory: 
 async def test_memory_stays_bounded_if_producers_send_while_postgres_is_stopped(
     gateway_factory: GatewayFactory,
 ) -> None:
-    """Many small frames do not pass the bound either."""
+    """Many small frames do not exceed the bound on memory either."""
     assert_within(await stalled_storage(gateway_factory(embedded=True), seconds=6))
 
 

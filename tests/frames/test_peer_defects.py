@@ -76,8 +76,8 @@ async def test_retention_keeps_for_ever_for_months_and_by_default(gateway_factor
 
 
 async def test_batch_of_a_transaction_that_has_not_begun_is_refused(gateway: GatewayProcess) -> None:
-    """Otherwise such a record would block read_committed consumers for ever. A client's own markers
-    are refused, too.
+    """If it were accepted, its records would block read_committed consumers for ever. A client's own markers are
+    refused, too.
     """
     async with await WireClient.connect(gateway.bootstrap) as client:
         topic = fresh("transactional")

@@ -108,8 +108,8 @@ async def test_offset_fetch_behind_a_commit_sees_the_offset(gateway: GatewayProc
 
 
 async def test_pipelined_commits_share_transactions_and_are_answered_in_order(gateway: GatewayProcess) -> None:
-    """One commit is in Postgres while the others arrive. They, and the heartbeats between them, need two transactions
-    in all.
+    """The first commit is in Postgres while the others arrive. All commits and the heartbeats between them need two
+    transactions.
     """
     topic, group_id = fresh("shared"), fresh("shared")
     async with member(gateway.bootstrap, group_id) as one:

@@ -132,7 +132,8 @@ async def test_late_batch_is_not_counted_in_a_later_transaction(client: WireClie
 async def test_partition_without_the_producer_accepts_its_first_batch_only(
     client: WireClient, partition: tuple[str, int]
 ) -> None:
-    """Otherwise the second batch would enter the log first, and the repeated first batch would be refused for good."""
+    """If the second batch were accepted first, the log would have it first, and refuse the repeated first batch for
+    good."""
     producer = await producer_of(client)
     producer.sequences[partition] = 1
     early = await producer.send(partition, b"second", version=PRODUCE)

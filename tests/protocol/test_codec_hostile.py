@@ -38,7 +38,7 @@ from tests.steps.seeds import first_always
 SEEDS = range(10)
 FRAMES_PER_SEED = 100_000
 COMPARED_EVERY = 20
-"""One in so many mutants is also read by the grammar, which must come to the same verdict."""
+"""The grammar also reads every twentieth mutant, and must come to the same verdict."""
 
 MEMORY_FACTOR = 40
 """Memory that decoding may take per byte of the frame: an element of two bytes is at least an

@@ -79,7 +79,7 @@ async def test_a_killed_nodes_segments_give_their_room_back(
 async def test_a_segment_keeps_the_room_of_chunks_that_a_reader_may_still_read(
     database: Database, make_topic: MakeTopic, sql: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    """Its last chunk may have been found in the index just before it was removed there."""
+    """A reader may have found the last chunk in the index just before it was removed there."""
     kept, gone = (partition.partition_key for partition in (await make_topic(partition_count=2)).partitions)
     directory = SegmentDirectory(tmp_path, segment_bytes=256 * 1024)
     log = LogStore(database, directory, inline_max_bytes=0)

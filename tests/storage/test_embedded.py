@@ -450,7 +450,7 @@ async def test_a_pid_file_that_names_another_process_does_not_prevent_the_start(
 
 @on_linux
 async def test_the_files_of_a_server_that_is_a_zombie_do_not_prevent_the_start(directory: Path) -> None:
-    """This is the state after kill −9 of both until pid 1 reaps the server, which in some containers never happens."""
+    """A killed server stays a zombie until pid 1 reaps it, which in some containers never happens."""
     await run_and_stop(directory)
     server_user = (directory / "postgres").stat().st_uid
     zombie = subprocess.Popen(["true"], user=server_user if os.geteuid() == 0 else None)
@@ -465,7 +465,7 @@ async def test_the_files_of_a_server_that_is_a_zombie_do_not_prevent_the_start(d
 
 @on_linux
 async def test_a_socket_lock_that_names_another_process_does_not_prevent_the_start(directory: Path) -> None:
-    """This is the state after a reboot, when the kernel gives small pids again."""
+    """After a reboot the kernel gives small pids again, so another process may have the server's pid."""
     server = EmbeddedPostgres(directory)
     await server.start()
     socket_dir = socket_dir_of(server)

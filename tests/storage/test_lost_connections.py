@@ -95,7 +95,7 @@ async def test_commit_read_late_does_not_replace_a_later_one(
 async def test_server_process_that_does_not_end_keeps_later_statements_back(
     distant: Database, proxy: PostgresProxy, sql: asyncpg.Connection
 ) -> None:
-    """Such a process may still execute its statement. SIGSTOP stands for a process that Postgres cannot end."""
+    """The server process may still execute its statement. SIGSTOP stands for a process that Postgres cannot end."""
     process_id = await _server_process(distant)
     os.kill(process_id, signal.SIGSTOP)
     try:

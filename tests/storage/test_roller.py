@@ -269,7 +269,8 @@ async def test_a_move_cancelled_during_a_write_leaves_no_file_open(
     monkeypatch: pytest.MonkeyPatch,
     step: str,
 ) -> None:
-    """This happens if the lease moves to another node. The thread continues, and owns the file until it has ended."""
+    """A move is cancelled if the lease goes to another node. The thread continues, and owns the file until the thread
+    has ended."""
     await append_each(log, *(small(key, i) for i in range(3)))
     begun, go_on = threading.Event(), threading.Event()
     real: Callable[..., None] = getattr(os, step)

@@ -280,8 +280,8 @@ async def test_an_append_and_the_end_of_its_transaction_never_pass_each_other(
     sql: asyncpg.Connection,
     end_first: bool,
 ) -> None:
-    """Both wait for the partition's lock and receive it in order of arrival, so no record of the transaction is behind
-    its marker."""
+    """The append and the end wait for the partition's lock and receive it in order of arrival, so no record of the
+    transaction is behind its marker."""
     await begin(transactions, "a", FIRST, key)
     await log.append([transactional(key, 0)])
     watcher = await asyncpg.connect(database_url)

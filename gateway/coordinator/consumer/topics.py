@@ -19,8 +19,8 @@ from gateway.coordinator.cluster import Cluster, ClusterTopic, Describing, Reade
 
 MAX_PATTERN_BYTES = 2_048
 MAX_UNICODE_CLASSES = 20
-"""Each class is hundreds of ranges. Compiling a pattern blocks the event loop, so it must take milliseconds;
-thousands of classes took half a second."""
+"""Maximal number of Unicode classes in a pattern. Each class has hundreds of ranges. Compiling a pattern blocks the
+event loop, so it must take milliseconds; thousands of classes took half a second."""
 MAX_PATTERN_MEMORY_BYTES = 1 << 20
 """Memory limit of one compiled pattern. RE2 matches in time linear in the name for every pattern."""
 

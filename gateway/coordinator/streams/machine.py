@@ -1,8 +1,8 @@
 """The streams group coordinator (KIP-1071) as a whole, and the `Machine` that the runner plays.
 
 The one idea: values in, values out, as in `gateway.coordinator.consumer.machine`. The coordinator assigns tasks, so a
-step reads the cluster's topics. They are compared with the topology when a member sends a request, as in upstream: no
-member would learn the result earlier, and until then the group is what it was.
+step reads the cluster's topics. As upstream, it compares them with
+the topology only when a member sends a request, because no member could learn the result earlier.
 """
 
 from __future__ import annotations

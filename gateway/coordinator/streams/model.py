@@ -145,7 +145,7 @@ class StreamsGroupHeartbeat(ClientRequest[StreamsGroupHeartbeatReply]):
     user_endpoint: Endpoint | None = None
     client_tags: tuple[tuple[str, str], ...] | None = None
     has_source_patterns: bool = False
-    """Its topology reads topics by regular expression."""
+    """The member's topology reads topics by regular expression."""
     shutdown_application: bool = False
 
     @property

@@ -406,7 +406,7 @@ def subscription_change(run: Run) -> None:
 
 @scenario("groups.same-client-id")
 def same_client_id(run: Run) -> None:
-    """All members of this suite share one client id; here four start at the same moment."""
+    """Start four members at the same moment. All members of this suite share one client id."""
     assignor = run.client.assignors[0]
     topic, group = run.topic(PARTITIONS), run.group()
     _, view = run.journal(topic, PARTITIONS)

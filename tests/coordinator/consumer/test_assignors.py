@@ -48,8 +48,8 @@ def moved(before: Given, after: Given) -> int:
 
 
 def fewest_moves(before: Given, after: Given) -> int:
-    """Return the fewest moves that any even assignment to these members needs: with the shares sorted as the sizes are,
-    as much as possible is kept.
+    """Return the fewest moves that any even assignment to these members needs. Members keep the
+    most partitions if those that had the most before get the larger shares.
     """
     share, larger = divmod(sum(map(size, after.values())), len(after))
     sizes = sorted((size(before.get(each, {})) for each in after), reverse=True)

@@ -74,8 +74,8 @@ def test_older_versions_join_at_once():
     ],
 )
 def test_removed_classic_member_joins_anew(claim: dict[str, object], error: ErrorCode):
-    """Otherwise the member would keep partitions that other members have read further, and would continue from its own
-    position."""
+    """A member that claims partitions is refused: other members have read them further, and it would continue from its
+    own position."""
     scene = consumers()
     joined = scene.join("k", offer("cooperative-sticky", **claim))  # type: ignore[arg-type]
     assert joined is not None

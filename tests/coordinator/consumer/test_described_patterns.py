@@ -91,7 +91,7 @@ async def test_changed_acls_of_one_member_move_its_partitions():
 
 
 async def test_acls_that_pass_to_another_member_move_partitions():
-    """The same topics are visible, to another member."""
+    """After the change as many members see each topic as before, but one of them is another member."""
     scene = Scene(logs())
     carol = "User:carol"
     obey(scene, await allowing((ALICE, "logs-a"), (ALICE, "logs-b"), (BOB, "logs-a"), (carol, "logs-a")))

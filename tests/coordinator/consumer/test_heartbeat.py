@@ -527,7 +527,7 @@ def test_leave_frees_partitions_at_once():
 
 
 def test_a_member_that_joins_anew_owned_nothing():
-    """Its client was fenced, or restarted with the same id."""
+    """The member's client was fenced, or restarted with the same id."""
     scene = both()
     scene.join("c")
     assert scene.told(scene.join("b")) == (3, {"t": {2}})

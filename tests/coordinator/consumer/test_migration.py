@@ -260,7 +260,8 @@ def test_share_assigned_too_early_is_kept_after_an_upgrade_but_not_readable():
 
 
 def test_claim_of_an_earlier_generation_is_not_readable_yet():
-    """Its next SyncGroup is held when the upgrade happens. The member believes that it owns its earlier assignment."""
+    """Member l's next SyncGroup is held when the upgrade happens, and l believes that it owns its earlier
+    assignment."""
     scene = Mixed(handoff=DRAIN, consumer={"handoff": DRAIN})
     sticky = "cooperative-sticky"
     kept, gone = {"t": {0, 1}}, {"t": {2, 3}}
@@ -684,7 +685,7 @@ def test_members_rejoin_with_their_partitions_after_the_last_consumer_member_lea
 
 
 def test_lagging_member_survives_a_downgrade():
-    """Its epoch is not the group's. As a generation it would be illegal."""
+    """The member's epoch is not the group's. It would be illegal as a generation."""
     scene, epoch = mixed()
     scene.enter("b")
     assert scene.group.members[MemberId("k")].member_epoch < scene.group.group_epoch

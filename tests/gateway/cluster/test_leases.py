@@ -340,7 +340,7 @@ async def test_withdrawn_node_is_not_registered_again_by_its_last_passes(databas
 
 
 async def test_thread_may_count_leases_while_they_change(database: Database) -> None:
-    """Each scrape of the metrics runs in such a thread."""
+    """The metrics are collected on such a thread."""
     node = await Node(database).start()
     enough = threading.Event()
 

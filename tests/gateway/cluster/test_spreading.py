@@ -90,7 +90,7 @@ def test_leaders_differ_by_one_and_racks_are_used(
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 6), st.integers(1, 4), st.integers(0, 11))
 def test_equal_racks_give_equal_shares(per_rack: int, racks: int, factor: int, rounds: int, start: int) -> None:
-    """This holds for every node at which a topic may begin."""
+    """Every node may come first: the shares are equal all the same."""
     nodes = [name for name in "abc"[:racks] for _ in range(per_rack)]
     factor = min(factor, len(nodes))
     spread = spread_over(*nodes)

@@ -182,7 +182,7 @@ async def test_names_of_clients_are_written_cut_and_printable(writer: Writer) ->
 
 
 async def test_missing_days_are_created(writer: Writer) -> None:
-    """This happens after a restore from a backup, or if a node slept over midnight."""
+    """Days are missing after a restore from a backup, or if a node slept over midnight."""
     writer.commit(0)
     await until_written(writer, 1)
     today = await writer.observer.fetchval("select 'journal_offset_' || to_char(now() at time zone 'UTC', 'YYYYMMDD')")

@@ -465,7 +465,7 @@ async def test_in_another_history_the_log_is_read_again(followed: Followed) -> N
 
 
 async def test_offsets_of_a_large_group_are_read_in_parts(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This also holds for offsets of deleted topics, which are left out."""
+    """Offsets of deleted topics are read in the same parts, and left out of the records."""
     pages: list[int] = []
     fetch = followed.node.database.cold.fetch
 

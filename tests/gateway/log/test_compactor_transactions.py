@@ -316,7 +316,8 @@ def test_full_index_ends_behind_the_last_batch_of_any_kind() -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_read_committed_reader_ends_with_the_same_table(seed: int) -> None:
-    """This holds for any time and number of compactions, any start of the read, and any division into answers."""
+    """The table is the same for any time and number of compactions, any start of the read, and any division into
+    answers."""
     chance = random.Random(seed)
     log = Log()
     history: dict[int, Pair] = {}

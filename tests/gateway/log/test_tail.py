@@ -405,7 +405,8 @@ def test_late_append_alone_is_not_considered_stable() -> None:
 
 
 def test_append_behind_a_marker_may_be_recorded_before_it() -> None:
-    """This happens with a transaction of very many partitions. Postgres knows what lies below the later append."""
+    """The two arrive in this order if a transaction has very many partitions. Postgres knows what lies below the later
+    append."""
     tail = Tail(10**6)
     append(tail, P0, 0, stable=0)
     append(tail, P0, 2)

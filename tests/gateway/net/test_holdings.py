@@ -1,4 +1,4 @@
-"""Turns of connections whose large requests arrive while an address or the node is full."""
+"""Order in which connections may send on, if their large requests arrive while an address or the node is full."""
 
 from __future__ import annotations
 

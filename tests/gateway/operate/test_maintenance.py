@@ -241,7 +241,7 @@ async def test_compaction_continues_if_the_log_start_moves_during_a_run(
 
 @pytest.mark.parametrize("one_chunk", [False, True])
 async def test_a_log_with_more_keys_than_memory_is_cleaned_in_runs(node: DataPlane, one_chunk: bool) -> None:
-    """This also holds if the topic's batches were merged, and a run ends within a chunk."""
+    """With `one_chunk` the topic's batches were merged before, so a run ends within a chunk."""
     topic = await node.create_topic("t", configs=EAGER)
     for version in (b"1", b"2"):
         for key in range(50):

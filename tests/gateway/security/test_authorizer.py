@@ -121,8 +121,8 @@ async def test_nodes_with_different_authorizers_log_that_once(database_url: str)
 
 
 def test_users_and_tokens_need_an_acl() -> None:
-    """Otherwise any authenticated client could create a token of any other user, super users included, and authenticate
-    with it.
+    """Without this rule any authenticated client could create a token of any other user, super users included, and
+    authenticate with it.
     """
     everybody = Authorizer(Acls, frozenset({"User:root"}), allow_everyone=True)
     alice, root = (ConnectionInfo("c", "/10.0.0.1", principal=Principal(name)) for name in ("alice", "root"))

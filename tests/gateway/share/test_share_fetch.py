@@ -52,7 +52,7 @@ class Rows:
         self.rows: dict[ShareKey, ShareRow] = {}
         self.tried: list[list[ShareRow]] = []
         self.unavailable = 0
-        """So many writes get no answer."""
+        """Number of writes that still get no answer."""
         self.is_away = False
         self.led = self.leading = self.most_leading = 0
 

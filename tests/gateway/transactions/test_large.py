@@ -312,7 +312,7 @@ async def test_end_of_the_largest_transaction_delays_appends_briefly(node: DataP
 async def test_overdue_transaction_without_room_in_memory_is_tried_again_at_once(
     node: DataPlane, topic: Topic, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another transaction that failed later has taken its place in memory."""
+    """Memory has room for one failed transaction, and another transaction, which failed later, has taken that room."""
     transactions = Transactions(
         TransactionStore(node.database), node.services.producers, node.tail, node.membership, max_failed=1
     )

@@ -762,7 +762,8 @@ async def test_list_config_resources(database_url: str) -> None:
 
 
 async def test_setting_of_another_release_is_hidden_and_deletable(database_url: str) -> None:
-    """It stops neither a node, nor settings stored beside it, nor changes of other settings."""
+    """A stored setting that this release refuses stops neither a node, nor the settings stored beside it, nor changes
+    of other settings."""
     refused = "delegation.token.max.lifetime.ms"
     stored = {refused: "soon", "log.retention.ms": "7"}
     async with admin_node(database_url) as node:

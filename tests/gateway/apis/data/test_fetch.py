@@ -79,7 +79,7 @@ async def test_whole_batches_are_returned_up_to_the_partition_limit(sized: DataP
 
 @pytest.mark.parametrize("limits", [(1, 2**20), (2**20, 1), (0, 0), (-5, 2**20)])
 async def test_first_batch_is_returned_above_the_limit(sized: DataPlane, limits: tuple[int, int]) -> None:
-    """Otherwise a reader with small limits would never get past a large batch (KIP-74)."""
+    """If it were not, a reader with small limits would never get past a large batch (KIP-74)."""
     topic = await sized.create_topic("t")
     await sized.fill(topic, [5000, 300])
     part = await sized.fetch_one(topic, 0, partition_max_bytes=limits[0], max_bytes=limits[1], min_bytes=0)

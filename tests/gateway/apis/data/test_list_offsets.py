@@ -135,7 +135,7 @@ async def test_read_committed_log_ends_at_the_last_stable_offset(
 
 
 async def test_timestamp_below_the_log_start_is_not_found(node: DataPlane) -> None:
-    """This holds even if the batch that held the offset still exists for its later records."""
+    """The batch with the record of that time still exists for its later records."""
     topic = await node.create_topic("t")
     await node.send(topic, batch_of(b"a", b"b", b"c", timestamps=[5000, 1000, 1001]))
     await node.send(topic, batch_of(b"d", timestamps=[2000]))

@@ -157,7 +157,7 @@ async def test_two_headers_with_one_key_are_accepted(node: DataPlane) -> None:
 
 
 async def test_a_body_that_does_not_decode_is_refused_and_its_neighbours_written(node: DataPlane) -> None:
-    """Such a batch, once in the log, stops every consumer of its partition at its offset."""
+    """A damaged batch in the log would stop every consumer of its partition at its offset."""
     topic = await node.create_topic("t", 2)
     damaged = bytearray(batch_of(b"damaged", compression=Compression.ZSTD)[:HEAD_BYTES] + b"not zstd at all")
     struct.pack_into(">i", damaged, 8, len(damaged) - 12)
@@ -279,7 +279,7 @@ async def test_commit_that_does_not_end_is_answered_at_the_timeout(
 async def test_timed_out_batch_is_not_written_behind_its_repeat(
     node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise each of a producer's attempts during a stall of Postgres would be held, and all of them written in the
+    """If timed-out batches were held, a producer's attempts during a stall of Postgres would all be written in the
     end.
     """
     monkeypatch.setattr(importlib.import_module("gateway.apis.data.produce"), "MIN_TIMEOUT_MS", 50)
