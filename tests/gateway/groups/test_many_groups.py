@@ -32,8 +32,12 @@ class Leases:
         return LEASE
 
 
+SETTINGS = Settings(group_initial_rebalance_delay_ms=600_000)
+"""On a slow machine the delay of very many new groups would end while a test measures something else."""
+
+
 def runtime(records: Records) -> Runtime[AnyGroup, Settings, Record]:
-    return Runtime(MACHINES, records, Leases(), Settings(), lambda before, after, facts: None)
+    return Runtime(MACHINES, records, Leases(), SETTINGS, lambda before, after, facts: None)
 
 
 def cluster(revision: int, partition_count: int) -> Cluster:
