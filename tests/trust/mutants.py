@@ -183,8 +183,8 @@ MUTANTS: Sequence[Mutant] = (
         [
             Edit(
                 "storage/functions/transactions.sql",
-                "begin\n    if p_committed then\n        -- A later commit",
-                "begin\n    if true then\n        -- A later commit",
+                "begin\n    if p_committed then\n        -- An offset that was committed later",
+                "begin\n    if true then\n        -- An offset that was committed later",
             )
         ],
         ("transfers happen once",),

@@ -220,7 +220,7 @@ async def delete_share_group_offsets(
     require_protocol(SHARE, context)
     services = context.services
     topics = await look_up_topics((topic.topic_name for topic in request.topics), context, AclOperation.READ)
-    known = {topic.topic_id: topic for topic in topics.values() if isinstance(topic, Topic)}
+    known = {topic.topic_id: topic async for topic in in_pieces(topics.values()) if isinstance(topic, Topic)}
     async with services.groups.holding(request.group_id) as (group, _):
         _check_idle(request.group_id, group)
         gone = await services.share_store.delete(request.group_id, known.keys()) if known else set[UUID]()
