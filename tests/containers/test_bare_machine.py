@@ -34,10 +34,14 @@ wait $server || test $? = 143
 """
 """Run `make run` until a round trip succeeds, then end it. make exits with 143, which is SIGTERM's code."""
 
-# A part of the suite with every kind of test: pure ones, ones on a real Postgres, and the runner's, which must do
-# without tools that are not installed. The whole suite runs outside, because CI's time is shared.
+# A part of the suite with every kind of test: pure ones, ones on a real Postgres, and the runner's on tools that are not
+# installed and programs that it must end. The whole suite runs outside, because CI's time is shared.
 STORAGE = "tests/storage/test_database_url.py tests/storage/test_append.py"
-PART = f"tests/gateway/config {STORAGE} tests/compat/test_runner.py -q"
+RUNNER = " ".join(
+    f"tests/compat/test_runner.py::test_{name}"
+    for name in ("a_missing_toolchain_leaves_the_suite_out", "a_suite_that_hangs_is_killed_with_its_children_and_fails")
+)
+PART = f"tests/gateway/config {STORAGE} {RUNNER} -q"
 
 
 @pytest.mark.timeout(2 * LIMIT_SECONDS)
