@@ -34,8 +34,8 @@ wait $server || test $? = 143
 """
 """Run `make run` until a round trip succeeds, then end it. make exits with 143, which is SIGTERM's code."""
 
-# A part of the suite with every kind of test: pure ones, ones on a real Postgres, and the runner's on tools that are not
-# installed and programs that it must end. The whole suite runs outside, because CI's time is shared.
+# A part of the suite with every kind of test: pure ones, ones on a real Postgres, and the runner's on tools that are
+# not installed and on programs that it must end. The whole suite runs outside, because CI's time is shared.
 STORAGE = "tests/storage/test_database_url.py tests/storage/test_append.py"
 RUNNER = " ".join(
     f"tests/compat/test_runner.py::test_{name}"
