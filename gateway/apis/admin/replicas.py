@@ -23,6 +23,7 @@ from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
 from gateway.net.pieces import in_pieces
 from gateway.net.refusals import DerivedRefusal
+from gateway.security.authorizer import MAX_NAME_SHOWN
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_partition_reassignments import (
@@ -105,9 +106,10 @@ async def elect_leaders(request: ElectLeadersRequest, context: RequestContext[Re
     judged: list[tuple[str, list[Judged]]] = []
     async for name, topic, indexes in in_pieces(_candidates(asked, services)):
         found: list[Judged] = []
+        no_topic = f"No such topic as {name[:MAX_NAME_SHOWN]}"  # Kafka's text, said for each partition
         async for index in in_pieces(indexes):
             try:
-                known, partition = _existing(topic, index, "No such {}.")
+                known, partition = _existing(topic, index, no_topic, "No such partition.")
                 elected[known.topic_id, index] = _elect(partition, request.election_type, leaders)
                 found.append(Judged(index, (known.topic_id, index), None))
             except KafkaError as refusal:
@@ -142,13 +144,13 @@ def _candidates(
         yield topic.name, topic, [part.partition_index for part in topic.partitions if part.assignment is not None]
 
 
-def _existing(topic: Topic | None, index: int, missing: str) -> tuple[Topic, Partition]:
-    """Return the partition and its topic. Raise KafkaError with the text `missing` if one of the two does not exist."""
+def _existing(topic: Topic | None, index: int, no_topic: str, no_partition: str) -> tuple[Topic, Partition]:
+    """Return the partition and its topic. Raise KafkaError with one of the two texts if one does not exist."""
     if topic is None:
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, missing.format("topic"))
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, no_topic)
     partition = _partition(topic, index)
     if partition is None:
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, missing.format("partition"))
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, no_partition)
     return topic, partition
 
 
@@ -193,7 +195,9 @@ async def alter_partition_reassignments(
         found: list[Judged] = []
         async for target in in_pieces(named.partitions):
             try:
-                known, partition = _existing(topic, target.partition_index, "Unable to find the {}.")
+                known, partition = _existing(
+                    topic, target.partition_index, "Unable to find the topic.", "Unable to find the partition."
+                )
                 if target.replicas is None:
                     raise KafkaError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress.")
                 leader = placement.leader(partition)

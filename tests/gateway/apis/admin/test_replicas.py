@@ -388,7 +388,7 @@ async def test_invalid_election_is_refused(database_url: str) -> None:
                     2: (unknown, "No such partition."),
                     -1: (unknown, "No such partition."),
                 },
-                "missing": {0: (unknown, "No such topic.")},
+                "missing": {0: (unknown, "No such topic as missing")},
                 "placed": {0: NOT_NEEDED},
             }
         await gone(three_, one, two)
