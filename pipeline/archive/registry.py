@@ -31,7 +31,7 @@ _RETRIED = frozenset((408, 429, 500, 502, 503, 504))
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """urllib would send the password of --registry on to any server that a redirect names."""
 
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
 
 
