@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -368,10 +369,9 @@ PAGES = (
 )
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_names_only_options_commands_and_links_that_exist(page: str) -> None:
-    text = (ROOT / page).read_text()
-    help_text = "".join(
+@functools.cache
+def _help_of_commands() -> str:
+    return "".join(
         subprocess.run(
             [sys.executable, "-m", "gateway.cli", *command, "--help"],
             cwd=ROOT,
@@ -388,6 +388,11 @@ def test_a_page_names_only_options_commands_and_links_that_exist(page: str) -> N
             ["topics", "tail"],
         )
     )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_names_only_options_commands_and_links_that_exist(page: str) -> None:
+    text, help_text = (ROOT / page).read_text(), _help_of_commands()
     for flag in set(re.findall(r"`(--[a-z-]+)", text)):
         assert flag in help_text, flag
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

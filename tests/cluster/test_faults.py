@@ -205,6 +205,7 @@ async def test_a_commit_that_postgres_holds_costs_no_lease(gateway_factory: Gate
 
 
 @pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed (Debian: faketime)")
+@pytest.mark.long
 def test_a_node_whose_clock_is_an_hour_off_acquires_no_lease_and_drops_no_record(
     gateway_factory: GatewayFactory, database_url: str
 ) -> None:
@@ -228,6 +229,7 @@ def test_a_node_whose_clock_is_an_hour_off_acquires_no_lease_and_drops_no_record
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 async def test_a_node_that_sleeps_far_beyond_its_leases_is_refused_every_write(
     cluster: Cluster, database_url: str
 ) -> None:

@@ -185,6 +185,7 @@ def test_a_worker_that_dies_is_started_again_while_the_others_serve(
     assert names == set(running.bootstraps)
 
 
+@pytest.mark.long
 def test_the_workers_end_with_a_supervisor_that_is_killed(host: Callable[..., Host], database_url: str) -> None:
     running = host("--database-url", database_url).serving()
     children = psutil.Process(running.process.pid).children(recursive=True)
@@ -196,6 +197,7 @@ def test_the_workers_end_with_a_supervisor_that_is_killed(host: Callable[..., Ho
     assert not any(answers(bootstrap) for bootstrap in running.bootstraps)
 
 
+@pytest.mark.long
 def test_a_worker_that_cannot_start_stops_all_workers(host: Callable[..., Host], database_url: str) -> None:
     first = host("--database-url", database_url).serving()
     taken = first.bootstraps[2]

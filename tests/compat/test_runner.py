@@ -451,6 +451,7 @@ def test_an_unserved_scenario_is_no_failure_but_fails_if_it_passes(tmp_path: Pat
     assert next(row.detail for row in result.rows if row.scenario == "mine.missing") == "transactions"
 
 
+@pytest.mark.long
 def test_a_suite_restarts_and_kills_its_gateway(tmp_path: Path) -> None:
     """The whole path, with a real gateway: control, settings, versions on the wire, and the environment of a suite."""
     program = f"""
@@ -475,6 +476,7 @@ def test_a_suite_restarts_and_kills_its_gateway(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "gateway.log").read_text().count('"event": "serving"') == 3
 
 
+@pytest.mark.long
 def test_a_suite_runs_against_several_nodes(tmp_path: Path) -> None:
     """The suite's addresses lead to all nodes, before and after each was restarted and killed."""
     program = """

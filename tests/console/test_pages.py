@@ -140,7 +140,7 @@ def busy(console: Consoled) -> Consoled:
     return console
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.long)], ids=["light", "dark"])
 @pytest.mark.parametrize("path", PAGES)
 def test_page_is_accessible_and_breaks_no_policy(busy: Consoled, browser: Browser, path: str, dark: bool):
     with opened(browser, busy, path, dark=dark) as page:

@@ -169,7 +169,7 @@ class Writers:
                 self._findings.broke("a writer meets only deadlocks and cuts", repr(error))
             await asyncio.sleep(chance.uniform(0, 2 * PACE_S))  # the pace of a writer
         if connection is not None:
-            await connection.close()
+            connection.terminate()  # the attack may have broken it, and nothing is open in it
 
     async def _transaction(self, connection: asyncpg.Connection, chance: random.Random) -> None:
         places = [(topic, f"account-{number}") for topic in TOPICS for number in range(ACCOUNTS)]

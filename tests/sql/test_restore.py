@@ -51,7 +51,13 @@ class Place:
             await moved(database_url)
 
 
-@pytest.fixture(params=["postgres", "segments", "bucket"])
+@pytest.fixture(
+    params=[
+        pytest.param("postgres", marks=pytest.mark.long),
+        "segments",
+        pytest.param("bucket", marks=pytest.mark.long),
+    ]
+)
 def place(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Place:
     """Each place where records may lie. Without Go, the bucket is skipped."""
     kind: str = request.param

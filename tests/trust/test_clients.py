@@ -33,7 +33,11 @@ from tests.trust.workloads import Clients, Group, Producing, Transfers, create_t
 PARTITIONS = 3
 WAIT_S = 120.0
 RECORDS = 150
-JOINABLE = [(kind, protocol) for protocol, kinds in SPOKEN.items() for kind in kinds]
+JOINABLE = [
+    pytest.param(kind, protocol, marks=() if protocol == "cooperative" or kind == LIBRDKAFKA else pytest.mark.long)
+    for protocol, kinds in SPOKEN.items()
+    for kind in kinds
+]
 
 
 @pytest.fixture

@@ -157,8 +157,9 @@ async def test_a_batch_that_the_collector_cannot_take_now_is_sent_again(collecto
         await made.until_passes(2)
         made.put(2)
         collector.status = 200
-        await until(received(collector), holds=lambda spans: spans == 2)
-    assert [span.name for span in collector.spans] == ["span 1", "span 2"]
+        await until(received(collector), holds=lambda spans: spans >= 2)
+    # On a busy machine an answer may be later than the exporter waits for it. It then sends the batch again.
+    assert list(dict.fromkeys(span.name for span in collector.spans)) == ["span 1", "span 2"]
     assert made.dropped == 0
 
 
