@@ -201,6 +201,9 @@ func startMember(words []string) client {
 		kgo.OnPartitionsAssigned(func(_ context.Context, _ *kgo.Client, assigned map[string][]int32) {
 			m.mu.Lock()
 			defer m.mu.Unlock()
+			if m.closing { // the group gave it what another closing member had, and it reads nothing more
+				return
+			}
 			for _, partition := range assigned[m.topic] {
 				delete(m.positions, partition)
 				m.owned[partition] = true
