@@ -118,7 +118,7 @@ def _positions(cluster: Cluster, start: str, bounds: dict[log.TopicPartition, lo
 
 
 def parse_format(text: str, topic: str, *, escaped: bool) -> list[Piece]:
-    """Return the functions that print a record. CommandError if a letter is unknown."""
+    """Return the functions that print a record. Raise CommandError if a letter is unknown."""
 
     def raw(value: bytes | None) -> bytes:
         if value is None:

@@ -65,7 +65,7 @@ def plan_internal(name: str, broker: BrokerConfig) -> NewTopic:
 def plan_automatic(name: str, broker: BrokerConfig, rendered: RenderedNames) -> NewTopic:
     """Plan a topic that a Metadata request creates, with all defaults.
 
-    KafkaError for its name: INVALID_TOPIC_EXCEPTION, or UNKNOWN_TOPIC_OR_PARTITION for a name that no client may
+    Raise KafkaError for its name: INVALID_TOPIC_EXCEPTION, or UNKNOWN_TOPIC_OR_PARTITION for a name that no client may
     create.
     """
     if name == CLUSTER_METADATA:
@@ -77,7 +77,7 @@ def plan_automatic(name: str, broker: BrokerConfig, rendered: RenderedNames) -> 
 
 
 def plan_topic(topic: CreatableTopic, broker: BrokerConfig, rendered: RenderedNames, brokers: Brokers) -> NewTopic:
-    """Return the topic to create. KafkaError for the first fault, in upstream's order."""
+    """Return the topic to create. Raise KafkaError for the first fault, in upstream's order."""
     _check_name(topic.name, rendered)
     partition_count = topic.num_partitions
     replication_factor = topic.replication_factor

@@ -155,8 +155,9 @@ def _existing(topic: Topic | None, index: int, no_topic: str, no_partition: str)
 
 
 def _elect(partition: Partition, election_type: int, leaders: Leaders) -> Assignment:
-    """Return the assignment by which the first eligible replica leads. KafkaError if there is no need for an election,
-    or no eligible replica."""
+    """Return the assignment by which the first eligible replica leads. Raise KafkaError if there is no need for an
+    election, or no eligible replica.
+    """
     assignment = partition.assignment
     if assignment is None:
         # The partition's leader is already the first of its replicas.

@@ -113,8 +113,8 @@ async def describe_groups(
 ) -> tuple[DescribedT_co, ...]:
     """Describe each group by `describe`, or give the KafkaError that it raises to `refused`.
 
-    A missing group, or one of another type, is GROUP_ID_NOT_FOUND: Java's admin then asks DescribeGroups. KafkaError
-    if the protocol is switched off.
+    A missing group, or one of another type, is GROUP_ID_NOT_FOUND: Java's admin then asks DescribeGroups. Raise
+    KafkaError if the protocol is switched off.
     """
     require_protocol(feature, context)
     groups: list[DescribedT_co] = []
