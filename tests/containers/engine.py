@@ -53,7 +53,7 @@ class Engine:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the engine and wait until it answers. NoEngineError if it does not."""
+        """Start the engine and wait until it answers. Raise NoEngineError if it does not."""
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
@@ -98,7 +98,7 @@ class Engine:
         return {**os.environ, "DOCKER_HOST": self.host, "DOCKER_BUILDKIT": "0"}
 
     def run(self, *arguments: str, timeout_s: float) -> str:
-        """Return a docker command's output. AssertionError with all its output if it fails."""
+        """Return a docker command's output. Raise AssertionError with all its output if it fails."""
         return checked(self.command(*arguments), self.environment(), timeout_s)
 
     def import_base(self, root: Path, image: str, *, environment: Mapping[str, str]) -> None:

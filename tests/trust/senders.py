@@ -50,7 +50,7 @@ class Sending:
 
 class Sender(Protocol):
     def send(self, topic: str, partition: int, key: str | None, value: int, delivered: Delivered) -> bool:
-        """Send a record; return False if the client's buffer is full. SenderError if the client has failed."""
+        """Send a record; return False if the client's buffer is full. Raise SenderError if the client has failed."""
         ...
 
     def poll(self, seconds: float) -> None:

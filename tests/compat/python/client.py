@@ -357,7 +357,7 @@ class Client(ABC):
 
 
 def wait_until(predicate: Any, what: str, seconds: float = 30.0) -> None:
-    """Evaluate the predicate until it is true. AssertionError if that takes longer than `seconds`."""
+    """Evaluate the predicate until it is true. Raise AssertionError if that takes longer than `seconds`."""
     deadline = time.monotonic() + seconds
     while not predicate():
         assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"

@@ -27,7 +27,7 @@ Address = tuple[str, int]
 
 
 class Proxy:
-    """One port that leads to `target` while enabled. OSError if the port is taken."""
+    """One port that leads to `target` while enabled. Raise OSError if the port is taken."""
 
     def __init__(self, name: str, port: int, target: Address) -> None:
         self.name = name
