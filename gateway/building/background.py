@@ -29,7 +29,7 @@ LAG_PROBE_INTERVAL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """The passes that keep the node current; `start` runs them."""
+    """The passes that keep the node up to date. `start` runs them."""
 
     reconciler: Reconciler
     maintenance: Maintenance
@@ -132,7 +132,7 @@ def build_background(
 def _hints(
     reconciler: Reconciler, cluster: ClusterPart, followed: Callable[[str], None] | None
 ) -> dict[str, Callable[[str], None]]:
-    """Return the receivers of other nodes' notifications, by channel."""
+    """Return the functions that receive other nodes' notifications, by channel."""
 
     def nodes_heard(payload: str) -> None:
         reconciler.nodes_heard(payload)

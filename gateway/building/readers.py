@@ -1,4 +1,4 @@
-"""Share partitions, transactions and internal topics: what stands between the log and particular clients."""
+"""Share partitions, transactions and internal topics: the parts between the log and particular kinds of clients."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ MIN_POSTGRES = 15
 MIN_WAL_BYTES = 512 * 1024 * 1024
 MAX_CLOCK_ERROR_MS = 500
 CONTROL_CONNECTIONS = 3
-"""Connections of a node that no option changes."""
+"""Number of a node's control connections, which no option changes."""
 SYNCS = 20
 SYNC_BLOCK_BYTES = 4096
 MAX_SYNC_MS = 10.0
@@ -46,7 +46,7 @@ Configure = Callable[[argparse.Namespace], Settings]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, and its remedy."""
+    """One problem, and its remedy."""
 
     check: str
     problem: str

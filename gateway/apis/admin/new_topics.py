@@ -155,7 +155,7 @@ async def make_internal_topics(
 
 
 async def make_dead_letter_topic(name: str, services: MakesTopics) -> Topic:
-    """Create a topic that share groups may write dead letters to, as upstream does (KIP-1191). Raises KafkaError."""
+    """Create a topic to which share groups may write dead letters, as upstream does (KIP-1191). Raise KafkaError."""
     broker = services.catalog.broker
     brokers = await Brokers.read(services, asked=False)
     configs = (("errors.deadletterqueue.group.enable", "true"), ("message.timestamp.type", "CreateTime"))
@@ -182,7 +182,7 @@ async def make_automatic_topic(name: str, services: ChangesCatalog) -> Topic | s
         return error.message or error.code.name
     if isinstance(outcome, Topic):
         return outcome
-    # Another client has created it in the meantime.
+    # Another client has created the topic in the meantime.
     return await services.catalog.resolve(name) or outcome.message or outcome.code.name
 
 

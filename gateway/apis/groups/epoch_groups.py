@@ -52,7 +52,7 @@ class DescribeRequest(Protocol):
 
 
 class Refused(Protocol[DescribedT_co]):
-    """The class of a described group, called with the fields of a refusal."""
+    """Class of a described group. It is called with the fields of a refusal."""
 
     def __call__(
         self, *, group_id: str, error_code: int, error_message: str | None, authorized_operations: int

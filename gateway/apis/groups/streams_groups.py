@@ -86,7 +86,7 @@ async def streams_group_heartbeat(
     if reply.missing_internal_topics:
         names = [topic.name for topic in reply.missing_internal_topics]
         if refused := [name for name in names if not may_create_topic(context, name)]:
-            # All topics are created or none, as upstream.
+            # All topics are created or none, as in upstream.
             status = [_with_refused(each, refused) for each in status]
         else:
             failures = await make_internal_topics(reply.missing_internal_topics, context)
@@ -379,7 +379,9 @@ def _assignment(tasks: Tasks) -> described.Assignment:
 async def streams_group_topology_description_update(
     _request: StreamsGroupTopologyDescriptionUpdateRequest, context: RequestContext[ChecksFeatures]
 ) -> StreamsGroupTopologyDescriptionUpdateResponse:
-    """Refuse as a Kafka broker without a plugin for descriptions does. No heartbeat asks a member for one."""
+    """Refuse the request as a Kafka broker without a plugin for descriptions does. The gateway never requests a
+    description in a heartbeat answer.
+    """
     require_protocol(STREAMS, context)
     raise KafkaError(
         ErrorCode.UNSUPPORTED_VERSION, "The broker has no streams group topology description plugin configured."
