@@ -129,7 +129,7 @@ def _declare(
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field as declared."""
+    """One field, as it was declared."""
 
     name: str
     kind: Kind[Any] | type[Any]

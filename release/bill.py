@@ -65,7 +65,7 @@ class Component:
     name: str
     version: str
     licence: str
-    """SPDX expression."""
+    """The package's licence as an SPDX expression."""
     hashes: tuple[str, ...]
     """SHA-256 of its files, in hexadecimal digits."""
     parents: tuple[str, ...]

@@ -164,7 +164,9 @@ class NodeStore:
         return [_node(row) for row in await self._pool.fetch(statement("fenced_nodes"))]
 
     async def metadata_log(self, kind: LeaseKind, shard: int) -> MetadataLog:
-        """Return the catalog's revision, and the live nodes that follow it, one of which may have a lease."""
+        """Return the catalog's revision, and the live nodes that follow it. One of these nodes may hold the lease of
+        this kind and shard.
+        """
         rows = await self._pool.fetch(statement("metadata_log"), kind.value, shard)
         return MetadataLog(
             max((row["revision"] for row in rows), default=0),

@@ -38,7 +38,7 @@ class Background:
     metrics: Metrics
 
     def start(self, supervisor: Supervisor, undo: Undo) -> None:
-        """Start every pass."""
+        """Start all passes."""
         reconciler, jobs, wakeups, listener = self.reconciler, self.cluster.jobs, self.cluster.wakeups, self.listener
 
         def hearing() -> None:
@@ -80,7 +80,7 @@ def build_background(
     clock: ClusterClock,
     metrics: Metrics,
 ) -> Background:
-    """Make the parts."""
+    """Make the parts that keep the node up to date."""
     membership, jobs, leases, wakeups = cluster.membership, cluster.jobs, cluster.leases, cluster.wakeups
     reconciler = Reconciler(
         log.catalog,

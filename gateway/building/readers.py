@@ -60,7 +60,7 @@ class TransactionPart:
 def build_transactions(
     stores: Stores, cluster: ClusterPart, log: LogPart, groups: GroupPart, clock: ClusterClock, metrics: Metrics
 ) -> TransactionPart:
-    """Make the parts."""
+    """Make the parts that coordinate transactions."""
     catalog = log.catalog
     transactions = Transactions(
         stores.transactions,

@@ -46,7 +46,7 @@ class Undo:
 
 
 class _Ended(Protocol):
-    """A future of any type."""
+    """The part of a future that this module uses, for a result of any type."""
 
     def cancelled(self) -> bool: ...
     def exception(self) -> BaseException | None: ...

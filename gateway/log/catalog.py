@@ -115,8 +115,9 @@ class Catalog:
         count_removed: Callable[[int], object] = lambda _partitions: None,
         unknown: Unknown = UNKNOWN,
     ) -> None:
-        """`follows_acls`: a name that Postgres is asked about becomes known only with the ACLs that were made before
-        it. Each such question then costs a look at the changes. A node with an authorizer needs this.
+        """With `follows_acls`, a topic that is looked up in Postgres becomes known only together with the ACLs that
+        were created before it. Each look-up then also reads the catalog's changes. A node with an authorizer needs
+        this.
 
         `settled` returns, for a partition, a function that reports whether all appends in progress for it have ended.
         Each of `removed` is called with each removed topic. `count_materialised` receives the number of partitions that

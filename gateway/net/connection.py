@@ -183,9 +183,10 @@ class Connection(asyncio.BufferedProtocol):
         return self.info.client_host
 
     def is_idle(self, now: float) -> bool:
-        """Return True if nothing is in work and no byte was received nor answer given for `max_idle_ms`. Also if the
-        peer was silent within a frame for `HALF_FRAME_MS`, or has not authenticated within `UNKNOWN_MS` although it
-        must."""
+        """Return True if no request is in work, and no byte was received and no answer given for `max_idle_ms`. Also
+        return True if the peer was silent within a frame for `HALF_FRAME_MS`, or if it must authenticate but has not
+        done so within `UNKNOWN_MS`.
+        """
         if now > self._guarded_until:
             return True
         silent_ms = (now - self.last_active) * 1000

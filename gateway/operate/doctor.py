@@ -170,7 +170,9 @@ def examine_clock(clock_ms: float, before_ms: float, after_ms: float) -> list[Fi
 
 
 def examine_disk(directory: Path) -> list[Finding]:
-    """Measure the syncs of a small file in the directory. The file has no name and ends with the call."""
+    """Measure the syncs of a small temporary file in the directory. The file has no name and is removed when the call
+    ends.
+    """
     durations_ms: list[float] = []
     try:
         with tempfile.TemporaryFile(dir=directory) as file:

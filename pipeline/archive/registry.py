@@ -51,7 +51,7 @@ class Reference:
 @dataclass(frozen=True, slots=True)
 class Schema:
     kind: str
-    """AVRO, JSON or PROTOBUF."""
+    """One of AVRO, JSON and PROTOBUF."""
     text: str
     references: tuple[Reference, ...] = ()
 

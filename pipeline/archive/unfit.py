@@ -56,7 +56,7 @@ def find(settings: Mapping[str, str], ranges: Sequence[Range], *, read_committed
     consumer = Consumer(
         {
             **settings,
-            "group.id": "sluice-archive",  # never joined
+            "group.id": "sluice-archive",  # librdkafka requires a group id; no group is joined
             "enable.auto.commit": "false",
             "enable.partition.eof": "true",
             "auto.offset.reset": "error",

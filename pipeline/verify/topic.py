@@ -69,7 +69,7 @@ class TopicReader:
         consumer = Consumer(
             {
                 **self.settings,
-                "group.id": "sluice-verify",  # never joined
+                "group.id": "sluice-verify",  # librdkafka requires a group id; no group is joined
                 "enable.auto.commit": "false",
                 "enable.partition.eof": "true",
                 "auto.offset.reset": "error",

@@ -114,7 +114,7 @@ async def ask(gateway: GatewayProcess, request: Any, version: int) -> Any:
 
 @pytest.fixture(scope="module")
 def guarded(postgres: Databases) -> Iterator[GatewayProcess]:
-    """A gateway with an authorizer and an unformatted log. Its one client has no permissions."""
+    """A gateway with an authorizer and a log in plain text (not JSON). Its one client has no permissions."""
     with gateways(postgres) as start:
         authorizer = {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"}
         yield start(authorizer, environment={"SLUICE_LOG_FORMAT": "console"}, coordinated=False)

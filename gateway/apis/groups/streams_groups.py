@@ -246,7 +246,7 @@ def _response(
     reply: StreamsGroupHeartbeatReply, status: tuple[message.Status, ...], version: int
 ) -> StreamsGroupHeartbeatResponse:
     tasks, endpoints = reply.tasks, reply.partitions_by_user_endpoint
-    # An error, or the answer to a leave, has no intervals.
+    # If the reply is an error or answers a leave, it has no intervals.
     reports_offsets = version >= FIRST_VERSION_WITH_OFFSETS and reply.heartbeat_interval_ms > 0
     return StreamsGroupHeartbeatResponse(
         error_code=reply.error,

@@ -73,7 +73,7 @@ class StreamsMember:
     topology_epoch: int = NO_TOPOLOGY
     user_endpoint: Endpoint | None = None
     client_tags: tuple[tuple[str, str], ...] = ()
-    """Sorted."""
+    """The member's client tags, sorted."""
     member_epoch: int = 0
     previous_member_epoch: int = 0
     state: MemberState = MemberState.STABLE

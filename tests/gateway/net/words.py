@@ -1,4 +1,4 @@
-"""A server whose requests are words, and its clients."""
+"""A server whose requests are single words instead of Kafka's requests, and its clients."""
 
 from __future__ import annotations
 
