@@ -127,7 +127,8 @@ def measure_consume() -> list[Row]:
             more = librdkafka.produce(gateway.bootstrap, "tail", seconds=0.3)
             warm = librdkafka.Throughput(warm.records + more.records, warm.seconds, warm.record_bytes)
         tail_records = min(warm.records, 100_000)
-        # A read of records that have left the tail would be a cold read, so start at the last records.
+        # Records that the tail (the newest records, in memory) no longer holds would need a cold read. So start at the
+        # last records.
         tail = max(
             (librdkafka.consume_tail(gateway.bootstrap, "tail", partitions, records=tail_records) for _ in range(3)),
             key=lambda result: result.megabytes_per_second,

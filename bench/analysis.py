@@ -38,7 +38,7 @@ PARTITIONS = 24
 ROUNDS_BETWEEN = 40
 FIGURES = ("rebalances", "partitions_moved", "minimum_moves", "unowned_partition_ms", "duplicates_min",
            "duplicates_max", "skipped", "forced", "accepted_commits", "refused_commits")  # fmt: skip
-"""Figures of each group: the planted number and the number that analysis wrote must be equal."""
+"""Figures of each group. The planted number and the number that the analysis wrote must be equal."""
 
 
 class Writer:
@@ -88,8 +88,8 @@ async def plant(url: str, rows: int) -> dict[str, Truth]:
 
 
 def planted(url: str, rows: int, told: Path | None) -> dict[str, Truth]:
-    """Return the correct figures of each group. If `told` is given, read what an earlier run planted; otherwise plant
-    now.
+    """Return the correct figures of each group. If `told` is given, read the figures of an earlier run from it;
+    otherwise plant a journal now.
     """
     if told is not None and told.exists():
         return {group: Truth(**truth) for group, truth in json.loads(told.read_text()).items()}

@@ -32,8 +32,8 @@ PARTITIONS = 8
 SAMPLE_S = 0.05
 BOUND_BYTES = 2 * ConnectionLimits().max_node_bytes
 SPARE_BYTES = 96 * 1024 * 1024
-"""Growth allowed beyond the bound: for each connection, one read that waits its turn and the contents of the socket's
-buffer; reads from Postgres and files that have begun; memory that the allocator keeps.
+"""Growth allowed beyond the limit. It consists of one read that waits its turn and the contents of the socket's buffer
+for each connection, of reads from Postgres and files that have begun, and of memory that the allocator keeps.
 """
 ALLOWED_BYTES = BOUND_BYTES + SPARE_BYTES
 
@@ -114,7 +114,7 @@ async def _attack(gateway: GatewayProcess, request: bytes, times: int, peers: in
 def _send(peer: socket.socket, request: bytes, times: int, sent: int) -> int:
     """Send as much of `times` requests as the socket accepts now; `sent` bytes of them have been sent already."""
     whole = 0
-    # Bounded, so that one client that the gateway reads from does not keep the others from sending.
+    # Limit the call, so that a client from which the gateway reads does not keep the others from sending.
     while whole < 4 * 1024 * 1024 and sent + whole < times * len(request):
         position = (sent + whole) % len(request)
         try:
@@ -140,7 +140,7 @@ def _peers(gateway: GatewayProcess, count: int) -> Iterator[list[socket.socket]]
 
 
 async def _fill(gateway: GatewayProcess, topic: str, megabytes: int) -> None:
-    """Fill each partition with so many megabytes."""
+    """Fill each partition with this many megabytes."""
     host, _, port = gateway.bootstrap.rpartition(":")
     connection = await Connection.open(host, int(port))
     for index in range(PARTITIONS):

@@ -1,8 +1,8 @@
 """Workloads of stock producers that keep their client's default settings, at full speed and at a thousand records a
 second.
 
-Each client is a program of its own in its own language, so that none of them works in the process that measures. All
-speak to their parent in the same way (`producers.py`).
+Each client is a program of its own in its own language, so that no client uses CPU of the measuring process. All
+programs use the same protocol with their parent process (`producers.py`).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ JAVA_SOURCE = Path(__file__).parent / "Produce.java"
 @dataclass(frozen=True, slots=True)
 class StockProducer:
     name: str
-    """Part of the names of the client's workloads."""
+    """The client's part of its workloads' names."""
     says: Callable[[], str]
-    """Return the producer with its version and its settings, for a sentence that begins with "by"."""
+    """Return the producer with its version and settings, as the end of a sentence that contains "by"."""
     command: Callable[[], Sequence[str]]
     """Build the program if it must be built, and return its command."""
     needs: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class Produced:
     """The measured part of one program's run."""
 
     records: int
-    """Number of records acknowledged while the server's CPU was counted."""
+    """Number of records that were acknowledged while the server's CPU time was counted."""
     seconds: float
     server_cpu_s: float
     latencies_ms: Sequence[float]
@@ -162,7 +162,7 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class ClientWorkload:
-    """A workload of `peers`: takes a fresh broker and the seconds, and returns figures by name."""
+    """A workload for `bench.peers`: a function of a fresh broker and the seconds, which returns figures by name."""
 
     producer: StockProducer
     pace: int

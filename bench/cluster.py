@@ -42,7 +42,9 @@ HEARTBEAT_GROUPS = 20
 
 @contextlib.contextmanager
 def nodes_on_one_postgres(count: int = 4) -> Generator[tuple[list[GatewayProcess], int]]:
-    """Nodes on a fresh Postgres, not started, and the process id of its postmaster."""
+    """Prepare nodes on a fresh Postgres, without starting them. Yield the nodes and the process id
+    of the postmaster.
+    """
     loop = LoopThread()
     with contextlib.ExitStack() as stack:
         stack.callback(loop.close)
@@ -106,8 +108,8 @@ async def takeover(nodes: Sequence[GatewayProcess], end: signal.Signals) -> floa
 
 
 async def visibility_ms(nodes: Sequence[GatewayProcess]) -> list[float]:
-    """Return, for each round, the time from the answer of CreateTopics on one node until every other node knows the
-    topic.
+    """Return, for each round, the time from the CreateTopics answer of one node until every other
+    node knows the topic.
     """
     clients = [await WireClient.connect(node.bootstrap) for node in nodes]
     found: list[float] = []

@@ -55,7 +55,7 @@ class Log:
         self._templates: dict[tuple[int, int], bytes] = {}
 
     def batch(self, records: int, record_bytes: int, *, idempotent: bool = False) -> NewBatch:
-        """Return a batch for the next partition in turn. `idempotent` batches are those of one producer."""
+        """Return a batch for the next partition in turn. `idempotent` batches all belong to one producer."""
         now_ms = time.time_ns() // 1_000_000
         template = self._templates.get((records, record_bytes))
         if template is None:
@@ -67,8 +67,9 @@ class Log:
         return NewBatch(self._keys[partition], bytearray(template), records, now_ms, *head)
 
     def divided(self, parts: int) -> list[Log]:
-        """Return the logs for several committers. They share partitions of the topic, and a partition that another
-        commit holds is refused as busy."""
+        """Return one log for each of several committers. They share the partitions of the topic. If another commit
+        holds a partition, it is refused as busy.
+        """
         return [Log(self._store, self._keys[part::parts]) for part in range(parts)]
 
     async def commit(self, batches: Sequence[NewBatch]) -> None:
@@ -117,7 +118,7 @@ async def one_at_a_time(gateway: GatewayProcess, seconds: float, warm_up_s: floa
 
 
 async def paced(gateway: GatewayProcess, seconds: float, warm_up_s: float) -> Figures:
-    """Commit a thousand records of 100 bytes a second, by two committers that share the partitions."""
+    """Commit a thousand records of 100 bytes per second with two committers that share the partitions."""
 
     async def commit_for(seconds: float) -> list[float]:
         began_s = time.perf_counter()
@@ -194,6 +195,6 @@ FLOORS: Mapping[str, Floor] = {
 
 def measure(name: str, gateway: GatewayProcess, seconds: float, warm_up_s: float = WARM_UP_S) -> Figures:
     """Run the program of a workload against a started gateway that has no clients."""
-    # Only `select` waits for parts of a millisecond; with another selector a paced record would wait for its timer.
+    # Only `select` can wait for parts of a millisecond. With another selector the timer would delay each paced record.
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
         return runner.run(FLOORS[name](gateway, seconds, warm_up_s))

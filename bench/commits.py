@@ -64,7 +64,7 @@ async def _joined(connection: Connection, topic: str, exists: bool) -> tuple[byt
             try:
                 joined = await join(connection, group_id)
             except RuntimeError:
-                # Kafka has just begun to create the topic of its coordinators.
+                # Kafka has only begun to create the topic for coordinators.
                 await asyncio.sleep(0.1)
             else:
                 break

@@ -68,7 +68,7 @@ class Member:
         await self._go(connection, await self.ask(connection))
 
     async def _go(self, connection: Connection, answer: ConsumerGroupHeartbeatResponse) -> None:
-        """Release revoked partitions and take new ones, and report both in the next heartbeat."""
+        """Release revoked partitions, take over new ones, and report both in the next heartbeat."""
         while answer.assignment is not None:
             given = {each.topic_id: frozenset(each.partitions) for each in answer.assignment.topic_partitions}
             if given == self.owned:
@@ -88,7 +88,7 @@ class Wave:
 
 
 async def wave(host: str, port: int, topic: str, *, members: int, partitions: int) -> Wave:
-    """From the first join until every partition has an owner and every member the same epoch."""
+    """Seconds from the first join until every partition has an owner and all members have the same epoch."""
     name = f"bench-wave-{time.time_ns()}"
     group = [Member(name, f"m{number:05}", topic) for number in range(members)]
     lines = await _lines(host, port, group)
@@ -120,7 +120,9 @@ class Crowd:
     lines: list[tuple[Connection, list[Member]]]
 
     async def live(self, *, interval_s: float, seconds: float) -> int:
-        """Send a heartbeat of every member once per `interval_s`, evenly spread. Return the number of heartbeats."""
+        """Send a heartbeat of every member once per `interval_s`, evenly spread over time. Return the number of
+        heartbeats.
+        """
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
 
@@ -187,9 +189,9 @@ def _converged(group: list[Member], partitions: int) -> bool:
 @dataclass(frozen=True, slots=True)
 class Target:
     whole_ms: float
-    """Time to compute the assignment of all members from nothing."""
+    """Milliseconds to compute the assignment of all members from an empty one."""
     one_more_ms: float
-    """Time to compute the assignment when one member joins."""
+    """Milliseconds to compute the assignment when one more member joins."""
 
 
 def target(*, members: int, partitions: int) -> Target:

@@ -57,17 +57,19 @@ WARM_UP_S = 3.0
 SECONDS = 10.0
 QUICK_WARM_UP_S, QUICK_SECONDS = 1.0, 2.0
 GROUP_INTERVAL_S = 3.0
-"""Seconds between two heartbeats of a member, and between two of its commits: Kafka's default of heartbeats."""
+"""Seconds between two heartbeats of a member, and between two of its commits. Kafka's default for heartbeats is the
+same.
+"""
 LINES = 50
 """Connections that the members of all groups share."""
 CONNECTED_AT_ONCE = 500
 TOPICS_PER_REQUEST = 100
 DEADLINE_S = 300.0
 BENT = 2.0
-"""A curve bends at the first step whose p99 or CPU is so many times that of its first step."""
+"""A curve bends at the first step whose p99 or CPU is this many times that of the first step."""
 NOTABLE_CORES = 0.01
 KEPT = 0.95
-"""A step keeps its pace if this share of its requests is answered in time."""
+"""A step keeps its pace if at least this share of its requests is answered in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Step:
     spent: Spent
 
     def cores(self, prefix: str) -> float:
-        """Return the cores used by groups of this prefix, for example `Postgres:`."""
+        """Return the cores used by process groups whose names have this prefix, for example `Postgres:`."""
         used_s = sum(usage.cpu_s for group, usage in self.spent.groups.items() if group.startswith(prefix))
         return used_s / self.spent.seconds
 
@@ -97,7 +99,7 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Curve:
     says: str
-    """The count on the x axis, and the load."""
+    """Description of the count on the x axis and of the load, for the report."""
     steps: Sequence[int]
     quick: Sequence[int]
     measure: Callable[[int, float, float], Step]
@@ -108,8 +110,9 @@ class Curve:
 
 
 def _offer(load: Load, roots: Mapping[str, int], directory: Path, count: int) -> Step:
-    """Offer the load by a process of its own. Take the CPU of the servers from its warm-up to its end. Raise
-    RuntimeError if a request fails or the load does not end in time."""
+    """Offer the load from a process of its own. Measure the CPU time of the servers from the end of its warm-up to its
+    end. Raise RuntimeError if a request fails or the load does not end in time.
+    """
     with subprocess.Popen(
         [sys.executable, "-m", "bench.paced_requests"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -132,7 +135,7 @@ def _offer(load: Load, roots: Mapping[str, int], directory: Path, count: int) ->
 
 @contextlib.contextmanager
 def _deadline(process: subprocess.Popen[str], seconds: float) -> Iterator[None]:
-    """Kill the process after so long, or if the context ends by an error."""
+    """Kill the process after this time, or if the context ends with an error."""
     timer = threading.Timer(seconds, process.kill)
     timer.start()
     try:
@@ -166,7 +169,7 @@ def _on_one_node(
     pace: float = PACE,
     crowd: Callable[[str, int], contextlib.AbstractAsyncContextManager[None]] | None = None,
 ) -> Step:
-    """Measure one step on a fresh gateway with an embedded Postgres. `crowd` is there while the load is offered."""
+    """Measure one step on a fresh gateway with an embedded Postgres. `crowd` exists while the load is offered."""
     with running_gateway() as gateway:
         names = _topics(gateway.bootstrap, topics, partitions)
         load = Load([gateway.bootstrap], names, partitions, producers, topics_per_request, pace, warm_up_s, seconds)
@@ -211,7 +214,7 @@ def _nodes(count: int, warm_up_s: float, seconds: float) -> Step:
 
 @contextlib.asynccontextmanager
 async def _idle_connections(bootstrap: str, count: int) -> AsyncIterator[None]:
-    """Connections that have sent ApiVersions, and then send nothing."""
+    """Open connections that send ApiVersions and then nothing more."""
     host, _, port = bootstrap.rpartition(":")
     hello = ApiVersionsRequest(client_software_name="bench", client_software_version="1")
 
@@ -233,7 +236,7 @@ async def _idle_connections(bootstrap: str, count: int) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _live_groups(bootstrap: str, count: int) -> AsyncIterator[None]:
-    """Classic groups of one member each, which sends a heartbeat and commits an offset every three seconds."""
+    """Run classic groups of one member each, which sends a heartbeat and commits an offset every three seconds."""
     host, _, port = bootstrap.rpartition(":")
     lines = [await Connection.open(host, int(port)) for _ in range(min(LINES, count))]
     name = f"curve-{time.time_ns()}"
@@ -319,7 +322,7 @@ CURVES: Mapping[str, Curve] = {
 
 
 def measure(name: str, counts: Sequence[int], warm_up_s: float, seconds: float) -> list[Step]:
-    """Measure the steps of a curve. The limit of open files is raised for the time."""
+    """Measure the steps of a curve. In that time the limit of open files is raised."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
@@ -375,7 +378,7 @@ def table(name: str, steps: Sequence[Step]) -> str:
 
 
 def graph(name: str, steps: Sequence[Step]) -> str:
-    """Return the latency and the CPU over the count as SVG."""
+    """Return the latency and the CPU time over the count as SVG."""
 
     def line(what: str, value: Callable[[Step], float]) -> Line:
         return Line(what, [(step.count, value(step)) for step in steps])
@@ -391,7 +394,7 @@ def graph(name: str, steps: Sequence[Step]) -> str:
 
 
 def report(found: Mapping[str, Sequence[Step]], command: str, pictures: Mapping[str, str]) -> str:
-    """Return the report as Markdown. `pictures` are the names of the graphs' files by curve."""
+    """Return the report as Markdown. `pictures` holds the file name of each curve's graph."""
     lines = [
         "# Cost as it grows",
         "",

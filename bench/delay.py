@@ -1,9 +1,9 @@
 """`python -m bench.delay UPSTREAM SECONDS`: forward every connection to a server's Unix socket, and delay each
 direction, as a network would.
 
-Each piece of data is noted with the moment at which it is due, and forwarded at that moment. So a direction holds as
-much data as the delay is long, and its throughput stays that of the machine. asyncio's timers are as fine as its
-selector, and only `select` waits for parts of a millisecond.
+Each piece of data is kept until the moment at which it is due. So a direction holds the data of one delay, and its
+throughput is not reduced. asyncio's timers are as fine as its selector, and only `select` waits for parts of a
+millisecond.
 
 The process prints the port that it listens at on standard output, and ends when its standard input does.
 """
@@ -22,13 +22,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HELD_BYTES = 16 * 1024 * 1024
-"""Bytes that one direction may hold before its sender is not read: far more than arrives within a millisecond."""
+"""Bytes that one direction may hold before the process stops reading from its sender: far more than arrives within a
+millisecond.
+"""
 _PR_SET_TIMERSLACK = 29
 _STOP_S = 5.0
 
 
 class _Direction:
-    """Bytes on their way from `source` to `sink`."""
+    """Bytes that are forwarded from `source` to `sink`."""
 
     def __init__(self, delay_s: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -47,7 +49,7 @@ class _Direction:
         self.look()
 
     def look(self) -> None:
-        """Forward what is due, and schedule the next call if more is held."""
+        """Forward the pieces that are due. If more pieces are held, schedule the next call."""
         if self.sink is None:
             return
         now_s = self._loop.time()
@@ -76,7 +78,7 @@ class _Direction:
 
 
 class _End(asyncio.Protocol):
-    """One end of a connection: sends into one direction and receives from the other."""
+    """One end of a connection. It sends into one direction and receives from the other."""
 
     def __init__(self, says: _Direction, hears: _Direction) -> None:
         self._says, self._hears = says, hears
@@ -140,10 +142,11 @@ def delayed(upstream: Path, delay_s: float) -> Iterator[int]:
 
 def main() -> None:
     upstream, delay_s = sys.argv[1:]
-    # A network does not wait for a core. If we are permitted, this process does not either.
+    # A network does not wait for a CPU core. If this process has the right to raise its priority, it does not wait
+    # either.
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    # Otherwise the kernel may wake this process 0.05 ms late, together with others.
+    # Otherwise the kernel may delay a wake-up by 0.05 ms to combine it with others.
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     try:

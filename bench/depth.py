@@ -58,8 +58,8 @@ def fresh_directory() -> Path:
 
 
 async def measure() -> tuple[Cost, Cost]:
-    """Return the time of one Fetch of 64 KiB at a random offset, over the wire, of a log of SHALLOW batches and of one
-    of DEEP.
+    """Return the time of one Fetch of 64 KiB at a random offset, over the wire, from a log of SHALLOW batches and from
+    a log of DEEP batches.
     """
     directory = fresh_directory()
     server = EmbeddedPostgres(directory / "server")

@@ -1,8 +1,8 @@
 """Measure the cost of a remote Postgres: one record in flight and produce, with Postgres near and 1.2 ms away.
 
-The same Postgres is reached by its socket and through a forwarding process (`delay.py`), in turns. That process works
-on the same cores, as no network does, so it is also measured without a delay. A statement that does nothing shows how
-far away Postgres is.
+In turns, the gateway reaches the same Postgres by its socket and through a forwarding process (`delay.py`). Unlike a
+network, the forwarding process uses the same cores. So it is also measured without a delay. A statement that does
+nothing shows how far away Postgres is.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ DELAY_S = 0.0006
 """Seconds by which each direction is delayed."""
 ROUNDS = int(os.environ.get("SLUICE_BENCH_DISTANCE_ROUNDS", "3"))
 SECONDS = float(os.environ.get("SLUICE_BENCH_DISTANCE_SECONDS", "8"))
-"""Duration of each produce."""
+"""Duration of each measurement of produce."""
 SAMPLES = 1_000
 PARTITIONS = 6
 TOLERANCE_MS = 0.2
-"""Allowed difference between the median of one in flight and the round trip, because a statement that does nothing
-wakes fewer threads.
+"""Allowed difference between the delay's effect on one record in flight and on a round trip: a statement that does
+nothing wakes fewer threads.
 """
 SHARE = 0.8
 
@@ -47,7 +47,7 @@ STORES = ("inline", "segments")
 
 @dataclass(slots=True)
 class Figures:
-    """Figures of one place of Postgres and one store, one value per round."""
+    """Figures for one place of Postgres and one store. Each has one value per round."""
 
     statement_ms: list[float] = field(default_factory=list[float])
     in_flight_ms: list[float] = field(default_factory=list[float])
@@ -69,14 +69,12 @@ class Distance:
 
     @property
     def over_ms(self) -> float:
-        """Return by how much the delay lengthens one record in flight. The cost of the forwarding process is not
-        counted.
-        """
+        """Return by how much the delay lengthens one record in flight, without the cost of the forwarding process."""
         return statistics.median(self.far.in_flight_ms) - statistics.median(self.passed_on.in_flight_ms)
 
     @property
     def share(self) -> float:
-        """Return the share of the throughput that is left with Postgres far away; the mean of all rounds."""
+        """Return the share of the throughput that is left if Postgres is far away, as the mean of all rounds."""
         return statistics.mean(self.far.bytes_per_second) / statistics.mean(self.near.bytes_per_second)
 
 
@@ -129,7 +127,7 @@ async def _measure(
         figures.statement_ms.append(await _statement_ms(url))
         await asyncio.to_thread(_produce, url, directory, store, figures)
         await holder.execute(f"drop database {database} with (force)")
-        # Writes left over by one measurement must not burden the next one.
+        # Wait until the writes of the last measurement are on disk, so that they do not slow down the next one.
         await holder.execute("checkpoint")
     finally:
         await holder.close()

@@ -19,15 +19,17 @@ RECORDS = 1_000
 @dataclass(frozen=True, slots=True)
 class Fixture:
     first_start_s: float
-    """The first start of a machine also creates the Postgres cluster that later starts copy."""
+    """Seconds until the first start of a machine is ready. This start also creates the Postgres cluster that later
+    starts copy.
+    """
     start_s: float
     reset_s: float
     used_bytes: int
-    """Proportional set size of the server and its Postgres, after RECORDS records of 1 KB."""
+    """Memory (proportional set size) of the server and its Postgres, after RECORDS records of 1 KB."""
 
 
 def measure() -> Fixture:
-    """Start and reset servers one after the other; medians."""
+    """Start and reset servers one after the other, and return the medians."""
     starts_s: list[float] = []
     resets_s: list[float] = []
     used_bytes = 0

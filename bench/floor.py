@@ -1,7 +1,6 @@
-"""Measure the cost of one small record at each storey: the disk's sync, the commit in Postgres, the gateway, the
-client.
+"""Measure the cost of one small record at each layer: the disk's sync, the commit in Postgres, the gateway, the client.
 
-Storeys are measured in turns, a few samples at a time. So other load on the machine falls on all of them, and their
+The layers are measured in turns, a few samples at a time. So other load on the machine affects all layers, and their
 differences are meaningful.
 """
 
@@ -34,13 +33,13 @@ from tests.gateway_process import GatewayProcess
 
 TURNS = 20
 SAMPLES = 50
-"""Samples of each storey in each turn."""
+"""Number of samples of each layer in each turn."""
 PRODUCE_VERSION = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The median of each storey, in milliseconds."""
+    """The median of each layer, in milliseconds."""
 
     disk_sync: float
     statement: float
@@ -56,7 +55,7 @@ class Floor:
 
 
 async def measure(gateway: GatewayProcess, topic: str) -> Floor:
-    """Measure each storey. `topic` has one partition."""
+    """Measure each layer. `topic` has one partition."""
     batch = build_batch([Record(offset=0, timestamp=time.time_ns() // 1_000_000, key=None, value=os.urandom(100))])
     url = EmbeddedPostgres(gateway.data_dir).running_url()
     assert url is not None

@@ -151,13 +151,15 @@ async def join_wave(host: str, port: int, members: int) -> float:
 class Crowd:
     seconds: float
     refused: int
-    """Answers that sent a client to another node, for example after a lease had lapsed. The client then asked again."""
+    """Number of answers that sent a client to another node, for example after a lease had lapsed. The client then tried
+    there.
+    """
 
 
 async def crowd(host: str, port: int, groups: int) -> Crowd:
     """Return the seconds until `groups` groups of one member each are stable, if all join at once, as after an outage.
 
-    Each member has a connection of its own and asks again if it is refused, as clients do.
+    Each member has a connection of its own and tries again if it is refused, as clients do.
     """
     name = f"bench-crowd-{time.time_ns()}"
     connections: list[Connection] = []

@@ -1,4 +1,4 @@
-"""Graphs of measurements as SVG files: lines over time beside shaded phases, and lines over a count that grows.
+"""Graphs of measurements as SVG files: lines over time with shaded phases, and lines over a growing count.
 
 They are drawn by the charts of `pipeline/report`, with a style sheet of their own, for light and dark pages.
 """
@@ -27,7 +27,7 @@ PANEL, GAP, TOP = 170, 46, 40
 class Line:
     name: str
     points: Sequence[tuple[float, float]]
-    """(x, y) in the graph's units."""
+    """Points of the line: (x, y) in the graph's units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Lines that share a scale, which begins at 0. `unit` follows the scale's numbers."""
+    """Lines that share one scale, which begins at 0. `unit` is written after the scale's numbers."""
 
     lines: Sequence[Line]
     unit: str
     limit: float | None = None
-    """A dashed line across."""
+    """Value at which a dashed horizontal line is drawn."""
 
 
 def over_time(title: str, panels: Sequence[Panel], bands: Sequence[Band]) -> str:

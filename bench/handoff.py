@@ -1,7 +1,7 @@
 """Measure how long a join takes and how many records it repeats, on a gateway in each handoff mode and on Apache Kafka.
 
-A first consumer receives every record and hands the records to a worker. A second consumer joins; the worker finishes a
-moment later, and the first consumer commits. Records that the second consumer receives as well are duplicates.
+A first consumer receives every record and hands the records to a worker. Then a second consumer joins. A moment later
+the worker finishes and the first consumer commits. Records that both consumers receive are duplicates.
 
 Two more figures: how long consumers with auto-commit, librdkafka's and Java's, take from a join until every partition
 has exactly one owner again; and how long a join takes if the first member has committed everything that it received.
@@ -46,7 +46,7 @@ JAVA_ASSIGNORS: Mapping[str, str] = {"eager": "range", "cooperative": "cooperati
 
 
 class Member(threading.Thread):
-    """Reads until `stop`. Without auto-commit it commits what it received when `finish` is called."""
+    """A consumer that reads until `stop`. Without auto-commit it commits what it received when `finish` is called."""
 
     def __init__(self, bootstrap: str, group: str, topic: str, protocol: str, *, auto_commit: bool) -> None:
         super().__init__(daemon=True)
@@ -83,7 +83,7 @@ class Member(threading.Thread):
                 reached = {partition: offset + 1 for partition, offset in self.given}
                 offsets = [confluent_kafka.TopicPartition(self._topic, *each) for each in reached.items()]
                 with contextlib.suppress(confluent_kafka.KafkaException):
-                    # The commit is refused if the group is between two generations. The work is done all the same.
+                    # If the group is between two generations, the commit is refused, although the work is done.
                     self._consumer.commit(offsets=offsets, asynchronous=False)
                 self.finished.set()
         self._consumer.close()
@@ -135,11 +135,12 @@ def duplicates(bootstrap: str, protocol: str) -> tuple[int, float]:
     worker.start()
     took_s = _until(lambda: _settled([first, second]))
     worker.join()
-    # Duplicates arrive now, because the second consumer reads to the end of the partitions it owns.
+    # Duplicates arrive at this point, because the second consumer reads to the end of the partitions that it owns.
     time.sleep(2 * WORK_S)
     second.stop()
     first.stop()
-    # An eager consumer also reads the partitions that it keeps again, from the committed offset. That is no handoff.
+    # An eager consumer also reads its retained partitions again from the committed offset. These repetitions are not
+    # caused by the handoff.
     return len(set(first.given) & set(second.given)), took_s
 
 
@@ -204,7 +205,7 @@ def java_joins(bootstrap: str, protocol: str) -> float:
 
 
 def _java_missing() -> str | None:
-    """Build Java's consumers. Return why they cannot be measured on this machine, or None."""
+    """Build the Java consumers. Return why they cannot be measured on this machine, or None."""
     suite = suites.load(suites.FOLDER / JAVA_SUITE)
     missing = suite.missing()
     if missing is None:

@@ -8,8 +8,8 @@
 An idempotent producer sends 1,000 records of 100 bytes a second and never stops. A consumer reads them as they come.
 Both are in a process of their own (`isolation_probe.py`). Phases of the same length follow each other: alone, beside
 the first work, alone, beside the second, and so on. A ratio compares the p99 of a phase with the mean of the phases
-alone before and after it, because a machine does not stay the same. Each work proves that it took place, or the run
-ends with an error. The command ends with 1 if a ratio is above its target.
+alone before and after it, because the speed of a machine changes over time. Each kind of work must prove that it took
+place; otherwise the run ends with an error. The command ends with 1 if a ratio is above its target.
 """
 
 from __future__ import annotations
@@ -48,13 +48,16 @@ SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "log.retention.check.interval.ms": "1000",
     "log.cleaner.backoff.ms": "1000",
-    # The mover looks every ten seconds. With the default of 64 MiB it might find too few bytes in one phase.
+    # The mover (the roller, which moves records from Postgres to segments) runs every ten seconds. With the default of
+    # 64 MiB it might find too few bytes in one phase.
     "log.store.roll.bytes": str(8 * 1024 * 1024),
 }
 RECORD_BYTES = 1024
 WARM_UP_S = 5.0
 REST_S = 5.0
-"""Time between two phases in which nothing is measured, so that the end of one work is no part of the next phase."""
+"""Time between two phases in which nothing is measured, so that the end of one phase's work does not affect the next
+phase.
+"""
 STEP_S = 1.0
 STOP_S = 90.0
 COMPACTED_TOPICS = 10
@@ -73,9 +76,9 @@ class Stage:
     directory: Path
     """An empty directory on the gateway's disk."""
     seconds: float
-    """Length of each phase."""
+    """Duration of each phase."""
     held_s: float
-    """Length of the phase with an open snapshot."""
+    """Duration of the phase with an open snapshot."""
     cold_bytes: int
 
     @property
@@ -86,19 +89,20 @@ class Stage:
         return url
 
     def logged(self, event: str, amount: str) -> int:
-        """Return the sum of an amount in all log lines of an event so far."""
+        """Return the sum of one number over all log lines of an event so far."""
         lines = self.gateway.log_text().splitlines()
         return sum(int(json.loads(line)[amount]) for line in lines if f'"{event}"' in line)
 
 
 Evidence = Callable[[], str]
-"""Returns a sentence about what the work has done so far in its phase. Raises RuntimeError if it did nothing."""
+"""Returns a sentence that shows what the work has done so far in its phase. Raises RuntimeError if it did nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work beside which the probe is measured. `prepare` runs before the first phase. `beside` works while its context
-    lasts."""
+    """Work that runs while the probe is measured. `prepare` runs before the first phase. `beside` works while its
+    context lasts.
+    """
 
     says: str
     beside: Callable[[Stage], contextlib.AbstractContextManager[Evidence]]
@@ -109,7 +113,7 @@ class Work:
 
 
 def _fill(bootstrap: str, topic: str, total_bytes: int, *, keys: int = 0) -> None:
-    """Produce records of 1 KiB. With `keys`, each has one of so many keys."""
+    """Produce records of 1 KiB. With `keys`, each record has one of that many keys."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "queue.buffering.max.kbytes": 65536})
     payload = os.urandom(RECORD_BYTES)
     for number in range(total_bytes // RECORD_BYTES):
@@ -140,7 +144,7 @@ def _cold_reader(stage: Stage) -> Iterator[Evidence]:
         def evidence() -> str:
             if reader.poll() is not None:
                 raise RuntimeError(f"the reader ended with {reader.returncode}")
-            # The reader writes at the file position that both processes share. So this process must not move that
+            # The reader writes at the file position, which both processes share. So this process must not move that
             # position.
             said = os.pread(counts.fileno(), os.fstat(counts.fileno()).st_size, 0)
             # The last line may be incomplete.
@@ -165,8 +169,9 @@ def _configure(bootstrap: str, topic: str, name: str, value: str) -> None:
 
 @contextlib.contextmanager
 def _stepping(stage: Stage, step: Callable[[float], None]) -> Iterator[None]:
-    """Call `step` once per second in a thread, with the share of the phase that has passed. An error of it ends the
-    phase."""
+    """Call `step` once per second in a thread, with the share of the phase that has passed. If a step raises an error,
+    the phase ends.
+    """
     done = threading.Event()
     failures: list[Exception] = []
 
@@ -185,7 +190,7 @@ def _stepping(stage: Stage, step: Callable[[float], None]) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-        # If a step failed, there is no evidence of the work either. The step's error explains more, so it is raised.
+        # If a step failed, the work has no evidence either. Raise the step's error, because it explains more.
         if failures:
             raise failures[0]
 
@@ -233,7 +238,7 @@ def _compaction(stage: Stage) -> Iterator[Evidence]:
         return f"{dropped:,} records dropped of {COMPACTED_TOPICS - len(waiting)} topics"
 
     def compact(passed: float) -> None:
-        # The last topics begin early enough to be compacted within the phase.
+        # The last topics begin early enough that they are compacted within the phase.
         while waiting and 1 - len(waiting) / COMPACTED_TOPICS <= passed * 1.25:
             _configure(stage.gateway.bootstrap, waiting.pop(), "cleanup.policy", "compact")
 
@@ -260,7 +265,7 @@ def _prepare_mover(stage: Stage) -> None:
 
 @contextlib.contextmanager
 def _mover(stage: Stage) -> Iterator[Evidence]:
-    """Let small commits gather in Postgres, and measure while the mover takes them to the log's directory."""
+    """Let small commits gather in Postgres, and measure while the roller moves them to the log's directory."""
     settings = {"bootstrap.servers": stage.gateway.bootstrap, "linger.ms": 0, "max.in.flight": 1, "batch.size": 1}
     producer = Producer({**settings, "queue.buffering.max.messages": 1000})
     payload = os.urandom(INLINE_RECORD_BYTES)
@@ -282,7 +287,7 @@ def _mover(stage: Stage) -> Iterator[Evidence]:
 
 @contextlib.contextmanager
 def _backup(stage: Stage) -> Iterator[Evidence]:
-    """Back up again and again, each time into an empty directory."""
+    """Make backups one after the other, each into an empty directory."""
     done = threading.Event()
     failures: list[str] = []
     copied: list[int] = []
@@ -293,7 +298,7 @@ def _backup(stage: Stage) -> Iterator[Evidence]:
         found = 0
         for directory, _, names in os.walk(target):
             for name in names:
-                # A backup under way renames its files.
+                # A running backup renames its files.
                 with contextlib.suppress(FileNotFoundError):
                     found += (Path(directory) / name).stat().st_size
         return found
@@ -373,7 +378,7 @@ WORK: Mapping[str, Work] = {
 @dataclass(frozen=True, slots=True)
 class Phase:
     name: str
-    """Name of the work; empty if the probe was alone."""
+    """Name of the work; empty if the probe ran alone."""
     begins_s: float
     ends_s: float
     evidence: str = ""
@@ -396,7 +401,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """One phase beside other work. The ratios divide its p99 by the p99 of the phases without other work."""
+    """One phase with other work. The ratios divide its p99 by the p99 of the phases without other work."""
 
     phase: Phase
     p50_ms: float
@@ -474,7 +479,9 @@ def _beside(name: str, stage: Stage) -> Phase:
 
 
 def compare(run: Run) -> list[Beside]:
-    """Return each phase beside other work, with the mean of the phases without it directly before and after."""
+    """Return each phase with other work, together with the mean of the phases without other work directly before and
+    after it.
+    """
     found: list[Beside] = []
     for before, phase, after in zip(run.phases[::2], run.phases[1::2], run.phases[2::2], strict=False):
         alone = statistics.mean(_p99(_within(run.acknowledged, each)) for each in (before, after))
@@ -505,7 +512,9 @@ def _p99(values: Sequence[float]) -> float:
 
 
 def graph(run: Run) -> str:
-    """Return the p99 of each second as SVG, the phases beside work shaded, with the target of each as a dashed line."""
+    """Return the p99 of each second as SVG. Phases with other work are shaded, and a dashed line shows the target of
+    each.
+    """
     begins_s = run.phases[0].begins_s
     bands = [Band(each.name, each.begins_s - begins_s, each.ends_s - begins_s) for each in run.phases]
     panels: list[Panel] = []

@@ -32,7 +32,7 @@ _MOMENT = struct.Struct(">d")
 
 
 def follow(bootstrap: str, topic: str, path: Path) -> None:
-    """Produce by an idempotent producer without linger, and read by a consumer in another thread."""
+    """Produce with an idempotent producer without linger. A consumer in another thread reads the records."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "isolation", "enable.auto.commit": False})
     consumer.assign([TopicPartition(topic, index, 0) for index in range(PARTITIONS)])
     failures: list[Exception] = []
@@ -80,7 +80,7 @@ def follow(bootstrap: str, topic: str, path: Path) -> None:
 
 
 def read(bootstrap: str, topic: str, records: int, log: Path) -> None:
-    """Read the topic from its start for ever."""
+    """Read the topic from its start again and again."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -106,7 +106,7 @@ def read(bootstrap: str, topic: str, records: int, log: Path) -> None:
 
 
 def _forget(log: Path) -> None:
-    """Drop the log's files from the page cache. A page that is not on disk yet stays."""
+    """Drop the log's files from the page cache. Pages that are not on disk yet stay in the cache."""
     for path in log.iterdir():
         try:
             descriptor = os.open(path, os.O_RDONLY)

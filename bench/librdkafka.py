@@ -44,10 +44,8 @@ def create_topic(bootstrap: str, name: str, partitions: int, configs: dict[str, 
 def produce(
     bootstrap: str, topic: str, *, seconds: float, record_bytes: int = 1024, stop: threading.Event | None = None
 ) -> Throughput:
-    """Produce for `seconds` as fast as acknowledgements allow, then wait for the rest. If `stop` is set, end at once
-    and give up the rest.
-
-    Count the acknowledged records.
+    """Produce for `seconds` as fast as acknowledgements allow, then wait for the remaining acknowledgements. If `stop`
+    is set, end at once without waiting. Return the number of acknowledged records.
     """
     stop = stop or threading.Event()
     acknowledged = 0
@@ -106,7 +104,7 @@ def one_in_flight(bootstrap: str, topic: str, *, samples: int = 2000) -> Latency
 
 
 def disk_sync(directory: str, *, samples: int = 500) -> Latency:
-    """Measure one 8 KiB write followed by fdatasync: the floor below every durable acknowledgement."""
+    """Measure one write of 8 KiB followed by fdatasync. No durable acknowledgement can be faster."""
     path = os.path.join(directory, "sync-probe")
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
     block = os.urandom(8192)
@@ -140,7 +138,7 @@ def consume(bootstrap: str, topic: str, partitions: int, *, records: int, record
 
 
 def consume_tail(bootstrap: str, topic: str, partitions: int, *, records: int, record_bytes: int = 1024) -> Throughput:
-    """Read the newest `records` of the topic. The gateway still holds them in memory, if they are not too many."""
+    """Read the newest `records` of the topic. If there are not too many, the gateway still holds them in memory."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,

@@ -51,10 +51,10 @@ SEQUENTIAL_WRITES = 100
 COMMITS = 2_000
 
 BUSY = 0.85
-"""Share of a core, of all cores or of the disk from which that resource counts as exhausted."""
+"""A core, all cores or the disk count as exhausted from this share of use on."""
 
 OTHERS = 0.25
-"""Share of all cores: if other programs use more, the figures do not describe this machine."""
+"""Share of all cores. If other programs use more than this, the figures do not describe this machine."""
 
 SERVERS = {
     "sluice": (SLUICE, {}),
@@ -66,7 +66,7 @@ SINK = "sink"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The way a workload is offered: at full speed, by `pace` records a second, or one at a time."""
+    """How a workload is offered: at full speed, at `pace` records a second, or one record at a time."""
 
     says: str
     batch_bytes: int = 1_000_000
@@ -74,7 +74,7 @@ class Load:
     producers: int = 1
     pace: int = 0
     alone: bool = False
-    """A client sends each record after the acknowledgement of the previous one."""
+    """True if each client sends a record only after the acknowledgement of its previous one."""
 
     @property
     def flood(self) -> bool:
@@ -93,13 +93,13 @@ LOADS = {
 
 @dataclass(slots=True)
 class _Client:
-    """One producer: what its callbacks reported, and how many requests it has sent."""
+    """One producer: the reports of its callbacks, and the number of requests that it has sent."""
 
     records: int = 0
     latencies_ms: list[float] = field(default_factory=list[float])
     failures: list[KafkaError] = field(default_factory=list[KafkaError])
     requests: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
-    """Pairs of seconds and Produce requests so far."""
+    """Pairs of a time in seconds and the number of Produce requests until then."""
 
     def on_delivery(self, error: KafkaError | None, _message: Message) -> None:
         if error is None:
@@ -116,7 +116,7 @@ class _Client:
         self.requests.append((time.perf_counter(), sum(broker["req"].get("Produce", 0) for broker in brokers)))
 
     def requests_between(self, first_s: float, last_s: float) -> float:
-        """Return the requests in a period, at the rate between the first and the last statistics of the period."""
+        """Return the number of requests in a period, from the rate between the period's first and last statistics."""
         within = [each for each in self.requests if first_s <= each[0] <= last_s]
         if len(within) < 2:
             raise RuntimeError("librdkafka reported no statistics of its requests")
@@ -126,7 +126,7 @@ class _Client:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One workload on one server."""
+    """Figures of one workload on one server."""
 
     server: str
     load: Load
@@ -148,7 +148,7 @@ class Profile:
         return sum(usage.cpu_s for group, usage in self.spent.groups.items() if not group.startswith("client:"))
 
     def verdict(self) -> str:
-        """Return the exhausted resource, judged by these figures alone."""
+        """Return the resource that is exhausted according to these figures."""
         machine, seconds = self.spent.machine, self.spent.seconds
         cores = os.cpu_count() or 1
         busy = 1 - (machine.idle_s + machine.disk_wait_s) / (cores * seconds)
@@ -175,7 +175,7 @@ class Profile:
 
 
 def profile(server: str, load: Load, bootstrap: str, pid: int, directory: Path, seconds: float) -> Profile:
-    """Offer the load for that time after a warm-up, on an existing topic."""
+    """Offer the load to an existing topic, for that time after a warm-up."""
     clients = [_Client() for _ in range(load.producers)]
     done = threading.Event()
     errors: list[BaseException] = []
@@ -293,16 +293,16 @@ def serving(server: str) -> Iterator[tuple[str, int, Path]]:
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """Costs of the disk and of Postgres by themselves, measured one at a time."""
+    """Costs of the disk and of Postgres alone, measured one after the other."""
 
     sync_ms: float
-    """The median of one write of 8 KiB and its sync."""
+    """Median milliseconds of one write of 8 KiB with its sync."""
     sequential: float
-    """Megabytes a second, by writing SEQUENTIAL_BYTES and a sync repeatedly."""
+    """Megabytes per second when SEQUENTIAL_BYTES are repeatedly written and synced."""
     commit_ms: float
-    """The median of committing a row of 100 bytes."""
+    """Median milliseconds to commit a row of 100 bytes."""
     commit: Spent
-    """Use of the machine by all COMMITS commits."""
+    """Use of the machine by all COMMITS commits together."""
 
 
 def measure_floors() -> Floors:
@@ -413,7 +413,7 @@ def _summary(profiles: Sequence[Profile]) -> list[str]:
 
 
 def _ceilings(profiles: Sequence[Profile]) -> list[str]:
-    """Return the rates that would be reached if only the cores limited them."""
+    """Return the rates that could be reached if only the cores were a limit."""
     cores = os.cpu_count() or 1
     lines: list[str] = []
     for each in profiles:

@@ -31,13 +31,15 @@ INIT_VERSION = 4
 CONNECTED_AT_ONCE = 100
 _ASKED = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
 MAX_UNANSWERED = 20_000
-"""If so many requests are unanswered, the next one waits. A server far behind must not fill this program's memory."""
+"""If this many requests are unanswered, the next one waits. Otherwise a very slow server would fill this program's
+memory.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     bootstraps: Sequence[str]
-    """Number of nodes. The producers are divided among them."""
+    """Addresses of the nodes. The producers are divided among them."""
     topics: Sequence[str]
     partitions: int
     """Partitions of each topic."""
@@ -56,7 +58,7 @@ class Paced:
     """Requests that were answered in the measured time."""
     p50_ms: float
     p99_ms: float
-    """Milliseconds from send to answer. A request is sent when it is due, whether or not earlier ones are answered."""
+    """Milliseconds from send to answer. A request is sent when it is due, even if earlier ones are unanswered."""
 
 
 class _Producer:
@@ -69,7 +71,7 @@ class _Producer:
         self._sequences: dict[tuple[str, int], int] = {}
         self._payload = os.urandom(RECORD_BYTES)
         self._sent_s: deque[float] = deque()
-        """Moments at which the unanswered requests were sent, in order. `run` bounds their number."""
+        """Times at which the unanswered requests were sent, in order. `run` limits their number."""
 
     def close(self) -> None:
         self._connection.writer.close()
@@ -95,8 +97,9 @@ class _Producer:
         self._connection.writer.write(frame(ApiKey.PRODUCE, VERSION, 1, request))
 
     async def receive(self) -> float:
-        """Return when the oldest unanswered request was sent, once it is answered. Raise RuntimeError if one of its
-        records was refused."""
+        """Handle an answer. Return when the oldest unanswered request, to which it belongs, was sent. Raise
+        RuntimeError if one of its records was refused.
+        """
         answer = await self._connection.receive(ApiKey.PRODUCE, VERSION, ProduceResponse)
         assert isinstance(answer, ProduceResponse)
         errors = {each.error_code for topic in answer.responses for each in topic.partition_responses}

@@ -45,7 +45,7 @@ PEERS: Servers = (
 
 
 def checkouts(other: Path) -> Servers:
-    """Return this checkout and another one, which runs with the same packages."""
+    """Return this checkout and another one. The other checkout runs with the same packages."""
 
     def process(directory: Path, settings: Mapping[str, str]) -> BrokerProcess:
         return GatewayProcess(directory, database_url=None, settings=settings, environment={}, root=other)
@@ -56,7 +56,7 @@ def checkouts(other: Path) -> Servers:
 def measure(
     names: Sequence[str], servers: Servers, *, seconds: float, rounds: int
 ) -> dict[tuple[str, str], dict[str, list[float]]]:
-    """Return, per workload and figure, each server's values in the order of the rounds."""
+    """Return the values of each server for each workload and figure, in the order of the rounds."""
     found: dict[tuple[str, str], dict[str, list[float]]] = {}
     for name in names:
         for number in range(rounds):
@@ -79,12 +79,12 @@ def measure(
 
 
 class Target(NamedTuple):
-    """A bound of the ratio of Sluice's median to another server's."""
+    """A limit for the ratio of Sluice's median to another server's median."""
 
     server: str
     bound: float
     at_most: bool = False
-    """The figure is a time or a cost."""
+    """True if the ratio must not exceed the limit, because the figure is a time or a cost."""
 
     def met(self, ratio: float) -> bool:
         return ratio <= self.bound if self.at_most else ratio >= self.bound
@@ -109,7 +109,7 @@ Found = Mapping[tuple[str, str], Mapping[str, Sequence[float]]]
 
 
 def misses(found: Found) -> dict[tuple[str, str], list[Target]]:
-    """Return the targets that each workload's figures miss. A server that was not measured has no target."""
+    """Return the targets that are missed for each workload. A server that was not measured has no target."""
     missed: dict[tuple[str, str], list[Target]] = {}
     for row, values in found.items():
         ratios = {server: _ratio(values["Sluice"], values[server]) for server in values}
@@ -123,8 +123,9 @@ def misses(found: Found) -> dict[tuple[str, str], list[Target]]:
 def floors(
     names: Iterable[str], seconds: float, warm_up_s: float = commit_floor.WARM_UP_S
 ) -> dict[tuple[str, str], float]:
-    """Return the figures of programs that make only the commits of these workloads, each on a fresh gateway. A workload
-    without such a program has none."""
+    """Return the figures of programs that only make the commits of these workloads. Each runs on a fresh gateway.
+    Workloads without such a program have none.
+    """
     figures: dict[tuple[str, str], float] = {}
     for name in names:
         if name not in commit_floor.FLOORS:
@@ -142,8 +143,10 @@ def floors(
 
 
 def report(found: Found, servers: Servers, commits_alone: Mapping[tuple[str, str], float] | None = None) -> str:
-    """Return a table of medians with the least and greatest value of several rounds, and the ratios of medians. If
-    `commits_alone` is given, the table also shows targets, and for each missed one the figure of the commits alone."""
+    """Return a table with the median, least and greatest value of several rounds, and the ratios of the medians. If
+    `commits_alone` is given, the table also shows the targets, and for each missed target the figure of commits without
+    other work.
+    """
     first, *others = (server for server, *_ in servers)
     heads = ["workload", "figure", first, *others, *(f"{first} ÷ {other}" for other in others)]
     if commits_alone is not None:

@@ -105,7 +105,7 @@ def table(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> i
 
 
 def topics(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> int:
-    """Archive many topics of few records with one job."""
+    """Archive with one job many topics that have few records each."""
     names = [f"small-{number}" for number in range(given.topics)]
     for name in names:
         create_topic(gateway.bootstrap, name, TOPIC_PARTITIONS)
@@ -159,7 +159,7 @@ def peer(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> in
 def latency(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> int:
     """Measure the p99 of one acknowledged record at a time, while an archive follows a topic and while it catches up.
 
-    The p99 without an archive is measured before and after, because a machine does not stay the same.
+    The p99 without an archive is measured before and after that, because the speed of a machine changes over time.
     """
     bootstrap = gateway.bootstrap
     create_topic(bootstrap, "probe", 1)
@@ -193,7 +193,9 @@ def latency(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) ->
 
 
 def size(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> int:
-    """Archive and verify a topic that is many times the heap. Memory must follow the batch, not the topic."""
+    """Archive and verify a topic that is many times larger than the heap. Memory use must depend on the batch, not on
+    the topic.
+    """
     started, bootstrap = time.monotonic(), gateway.bootstrap
     topic, out = fresh(bootstrap, int(given.gigabytes * 1e9 / RECORD_BYTES)), str(folder / "table")
     print(f"{given.gigabytes:g} GB were produced in {time.monotonic() - started:.0f} s", flush=True)
@@ -217,7 +219,7 @@ MEASURES: dict[str, Callable[[argparse.Namespace, GatewayProcess, Path], int]] =
 
 
 def fresh(bootstrap: str, records: int, keys: int = 100_000) -> str:
-    """Create a topic that holds so many records. Return its name."""
+    """Create a topic with this many records. Return its name."""
     topic = f"bench-{time.time_ns()}"
     create_topic(bootstrap, topic, PARTITIONS)
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "batch.size": 1_000_000})
@@ -249,8 +251,8 @@ def feeding(bootstrap: str, topic: str) -> Iterator[None]:
         values, sent, started = payloads(), 0, time.monotonic()
         while not ended.wait(0.02):
             due = int((time.monotonic() - started) * LIVE_PER_SECOND)
-            # If the machine does not keep up, the producer sends the rest later. If it ended instead, the figures would
-            # look better than they are.
+            # If the machine is too slow, the producer sends the remaining records later. If the producer ended instead,
+            # the figures would look better than they are.
             with contextlib.suppress(BufferError):
                 while sent < due:
                     producer.produce(topic, values[sent % 1000], partition=sent % PARTITIONS)
@@ -305,12 +307,12 @@ def apache_kafka(folder: Path) -> Iterator[KafkaProcess]:
 
 @dataclass
 class Job:
-    """A job as its own process: its output lines, and the resident memory of all its processes together."""
+    """A job in a process of its own: its output lines, and the resident memory of all its processes together."""
 
     name: str
     process: subprocess.Popen[str]
     broker: int
-    """Process id of the broker that the job works with."""
+    """Process id of the broker that the job uses."""
     said: list[dict[str, Any]] = field(default_factory=list)
     resident: list[int] = field(default_factory=list)
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -359,7 +361,7 @@ class Job:
 
 @contextlib.contextmanager
 def job(name: str, broker: int, *given: str) -> Iterator[Job]:
-    """Run a job until the end of the block. Then stop it as a user stops it."""
+    """Run a job until the end of the context. Then stop the job as a user does."""
     command = [sys.executable, "-m", "pipeline.cli", name, "--json", "--master", "local[2]", *given]
     started = Job(name, subprocess.Popen(command, stdout=subprocess.PIPE, text=True), broker)
     threads = [threading.Thread(target=work, daemon=True) for work in (started.read, started.watch)]
@@ -401,7 +403,7 @@ def cpu_seconds(process: int) -> float:
 
 
 def warm(lines: Sequence[dict[str, Any]]) -> float:
-    """Return the rows per second between the first commit and the last."""
+    """Return the rows per second between the first and the last commit."""
     done = [line for line in lines if line.get("event") == "committed"]
     return sum(line["rows"] for line in done[1:]) / (done[-1]["seconds"] - done[0]["seconds"])
 
@@ -414,8 +416,9 @@ def compared(lines: Sequence[dict[str, Any]]) -> float:
 
 
 def told(rate: float, what: str, done: Job) -> None:
-    """Print the rate, and the CPU time of a million records. From the CPU time follows the rate of a machine without
-    other work."""
+    """Print the rate, and the CPU time per million records. The CPU time shows which rate a machine without other work
+    would reach.
+    """
     lines = [line for line in done.said if "job_cpu" in line]
     first, last = lines[0], lines[-1]
     million = sum(line.get("rows", 0) for line in lines[1:]) / 1e6

@@ -32,14 +32,14 @@ Acknowledge = Callable[[Exception | None], None]
 
 
 class Producer(Protocol):
-    """The part of a client that is measured."""
+    """A stock client behind the interface that the measurement uses."""
 
     def send(self, value: bytes, acknowledge: Acknowledge) -> None:
         """Send a record. Wait while the client's buffer is full."""
         ...
 
     def wait(self, seconds: float) -> None:
-        """Let the client work for about so long."""
+        """Let the client run for about this long."""
         ...
 
     def close(self) -> None:
@@ -112,13 +112,15 @@ class Run:
         self.latencies_ms: list[float] = []
 
     def send_for(self, seconds: float, *, measured: bool) -> tuple[int, float]:
-        """Send for so long, or until a record fails. Return the records acknowledged in this time, and the seconds that
-        it took. It may take longer, because the last call waits if the client's buffer is full."""
+        """Send for this long, or until a record fails. Return the number of records acknowledged in this time, and the
+        actual seconds. The call may last longer, because the last send waits if the client's buffer is full.
+        """
         began_s, before, first = time.perf_counter(), self._acknowledged, self._sent
         ends_s = began_s + seconds
         while (now_s := time.perf_counter()) < ends_s and self._failure is None:
             if self._records_per_s:
-                # Each call paces itself anew, so that it does not send faster to make up for a slow start.
+                # Each call computes its pace from its own start, so that it does not send faster to make up for a slow
+                # start before.
                 early_s = began_s + (self._sent - first) / self._records_per_s - now_s
                 if early_s > 0:
                     self._producer.wait(min(early_s, ends_s - now_s))

@@ -41,8 +41,8 @@ def batch(codec: Compression) -> bytes:
 
 
 async def measure(source: Compression, compression_type: str) -> tuple[float, float, float]:
-    """Return MB/s of one thread (records counted uncompressed), the size of a recompressed byte, and the loop's longest
-    wait in ms.
+    """Return the MB/s of one thread (of uncompressed records), the size of a recompressed byte, and the longest time in
+    ms for which the event loop was blocked.
     """
     sent, plain_bytes = batch(source), len(batch(Compression.NONE))
     config = TopicConfig(compression_type=compression_type, max_message_bytes=2 * plain_bytes)

@@ -35,14 +35,15 @@ PARTITIONS = 4
 RETENTION_BYTES = 64_000_000
 CHECK_INTERVAL_MS = 1_000
 SECONDS = float(os.environ.get("SLUICE_BENCH_RETENTION_SECONDS", "180"))
-"""Ten minutes show that retention keeps up. A run shorter than twice the grace of a file shows nothing about the disk.
+"""A run of ten minutes shows that retention keeps up. A run shorter than twice the grace period of a file shows nothing
+about the disk.
 """
 
 OPEN_SEGMENTS = 16
-"""Files that are being written, or that are partly alive."""
+"""Number of files that are being written or that hold some live records."""
 
 DATABASE_BOUND_BYTES = 200_000_000
-"""Size of the database after 50 GB went through."""
+"""Allowed size of the database after 50 GB were produced."""
 
 SETTINGS = {"log.retention.check.interval.ms": str(CHECK_INTERVAL_MS)}
 
@@ -52,7 +53,7 @@ select (select sum(size_bytes)::bigint from sluice.partition_log) as log_bytes,
        (select sum(size)::bigint from pg_ls_waldir()) as wal_bytes
 """
 LEAST_FREE_BYTES = 4_000_000_000
-"""With less free space the run ends, because something does not keep up and other programs need the disk."""
+"""The run ends if less space is free, because then retention does not keep up, and other programs need the disk."""
 _CHUNKS = "select count(*) from sluice.chunk"
 
 
@@ -73,7 +74,7 @@ class Figures:
     produced: librdkafka.Throughput
     deleted_bytes: int
     samples: Sequence[Sample]
-    """Samples in order; the last one follows the last acknowledgement."""
+    """Samples in order. The last sample follows the last acknowledgement."""
     chunks: int
     """Rows of the index at the end."""
 
@@ -88,15 +89,13 @@ class Figures:
 
     @property
     def log_bound_bytes(self) -> float:
-        """Return the limits plus what arrives while a pass waits for its turn and works."""
+        """Return the retention limits plus the records that arrive while a pass waits for its turn and works."""
         return PARTITIONS * RETENTION_BYTES + 3 * CHECK_INTERVAL_MS / 1000 * self.bytes_per_second
 
     @property
     def disk_bound_bytes(self) -> float:
-        """Return the bound of the disk.
-
-        A sealed file waits for the end of the grace and for the sweep that finds the file empty. Then it waits for the
-        first sweep after KEPT_MS, which takes a while to remove all such files.
+        """Return the limit for the disk. A sealed file stays for its grace period, and until a sweep finds it empty.
+        Then it waits for the first sweep after KEPT_MS, which takes some time to remove all such files.
         """
         waits_s = (GRACE_MS + SWEEP_INTERVAL_MS + max(KEPT_MS, SWEEP_INTERVAL_MS)) / 1000 + REMOVAL_PATIENCE_S
         return self.log_bound_bytes + waits_s * self.bytes_per_second + OPEN_SEGMENTS * SEGMENT_BYTES
@@ -112,7 +111,7 @@ class Figures:
 
     @property
     def small(self) -> bool:
-        """Return whether Postgres was within its bound at the end."""
+        """Return whether Postgres was within its limit at the end."""
         return self.samples[-1].database_bytes <= DATABASE_BOUND_BYTES
 
 

@@ -1,4 +1,4 @@
-"""A measured server seen from outside: its start in a fresh directory, its process and its CPU."""
+"""A measured server as other processes see it: its start in a fresh directory, its process and its CPU time."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ PACE_PER_S = 200
 """SQL transactions per second while a stock producer writes to the same partitions."""
 OUTBOX_POLL_S = 0.1
 OPEN_S = float(os.environ.get("SLUICE_BENCH_SQL_OPEN_SECONDS", "5"))
-"""How long the open transaction lasts before the others are measured."""
+"""How long the open transaction has lasted when the measurement of the others begins."""
 
 _TABLE = "create table if not exists bench_order (id bigint generated always as identity, total numeric, note text)"
 _INSERT = "insert into bench_order (total, note) values (99.90, 'a row of about a hundred bytes, as orders have them')"
@@ -44,14 +44,14 @@ _OUTBOX = """create table if not exists bench_outbox (
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Medians of alternating runs: commits per second without and with produce."""
+    """Medians of alternating runs: commits per second with produce and without."""
 
     alone: float
     produced: float
 
 
 async def _commit(url: str, clients: int, topic: str | None, seconds: float, pace_per_s: float | None = None) -> int:
-    """Commit transactions for some time and return their number. `pace_per_s` bounds the rate of each client."""
+    """Commit transactions for some time and return their number. `pace_per_s` limits the rate of each client."""
     start_s = time.perf_counter()
     end_s = start_s + seconds
 
@@ -80,7 +80,7 @@ def _process(url: str, clients: int, topic: str | None, seconds: float) -> int:
 
 
 def commits_per_second(url: str, clients: int, topic: str | None) -> float:
-    """Return the rate of `clients` sessions that insert, and produce if a topic is given."""
+    """Return the rate of `clients` sessions that insert rows. If a topic is given, they also produce."""
     processes = min(PROCESSES, clients)
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         counts = pool.starmap(_process, [(url, clients // processes, topic, SECONDS)] * processes)
@@ -179,7 +179,8 @@ async def delays_beside_an_open_transaction_ms(
     url: str, bootstrap: str, topic: str
 ) -> tuple[Sequence[float], Sequence[float]]:
     """Return the delays without and with a transaction that has inserted and produced to the topic and stays open. Runs
-    alternate, and each side has the delays of all its runs, sorted."""
+    with and without it alternate. Each result has the sorted delays of all its runs.
+    """
     await _execute(url, _TABLE)
     without: list[float] = []
     beside: list[float] = []
@@ -230,7 +231,7 @@ def _paced(url: str, topic: str, seconds: float) -> int:
 
 
 def _stock_rate(bootstrap: str, topic: str) -> float:
-    """Return the records per second that a stock producer gets acknowledged."""
+    """Return the acknowledged records per second of a stock producer."""
     producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5})
     acknowledged = 0
 

@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 STALL_S = 0.005
-"""A sync of one page that takes so long has met a stall. The disk's usual time is a tenth of it."""
+"""If a sync of one page takes this long, the disk has stalled. A usual sync takes a tenth of it."""
 AFTER_S = 0.02
-"""Seconds after a stall during which requests that waited for its end are still being answered."""
+"""Seconds after a stall in which delayed requests are still being answered."""
 PAUSE_S = 0.01
 PAGES = 64
 _PAGE_BYTES = 4096
@@ -36,10 +36,10 @@ _STOP_S = 30.0
 
 @dataclass(slots=True)
 class Disk:
-    """Syncs that `watching` has measured, in the order of time; empty until the context has ended."""
+    """The syncs that `watching` has measured, in order of time. Empty until the context has ended."""
 
     syncs: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    """(started, seconds) of each sync."""
+    """Start time and duration in seconds of each sync."""
 
     @property
     def p99_ms(self) -> float:
@@ -50,12 +50,13 @@ class Disk:
         return [(start, start + seconds + AFTER_S) for start, seconds in self.syncs if seconds >= STALL_S]
 
     def apart(self, spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-        """Return those of the (begin, end) spans that touch no stall."""
+        """Return the (begin, end) spans that overlap no stall."""
         stalls = self.stalls()
         begins = [begin for begin, _ in stalls]
 
         def touches(begin: float, end: float) -> bool:
-            # Syncs follow one another. So of the stalls that began before the span's end, the last one also ends last.
+            # Syncs follow one another. So if several stalls began before the span's end, the last of them also ends
+            # last.
             begun = bisect.bisect_right(begins, end)
             return begun > 0 and stalls[begun - 1][1] >= begin
 

@@ -1,8 +1,5 @@
-"""`python -m bench.unvalidated serve ...`: the gateway as `sluice` runs it, except that it does not look inside
+"""`python -m bench.unvalidated serve ...`: the gateway as `sluice` runs it, but without checks of the contents of
 batches.
-
-Heads, CRC and sizes are checked at once, on the event loop. `bench/validation.py` measures the difference to the real
-gateway. Never use this in production.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Show where the machine's time goes: CPU by process and thread, context switches, and bytes written to the disk, from
 /proc.
 
-A measurement is the difference of two snapshots. A thread's own figures end with the thread, but its process keeps
-their sum, and the parent keeps the sums of its ended processes. So threads and processes that ended in between are
-counted with the rest of their group. The rest of the machine's time belongs to others: the kernel's own threads,
+A measurement is the difference of two snapshots. When a thread ends, its own figures are lost, but its process keeps
+their sum. The parent process keeps the sums of its ended processes. So threads and processes that ended in between are
+counted with the rest of their group. All other time of the machine belongs to others: the kernel's own threads,
 interrupts, other programs.
 """
 
@@ -24,8 +24,8 @@ _SECTOR_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Seconds of CPU, numbers of context switches (`waits` are voluntary, `preempted` are not), and bytes written to
-    the disk on its behalf.
+    """Use of the machine: seconds of CPU, numbers of context switches (`waits` are voluntary, `preempted` are not), and
+    bytes written to the disk.
     """
 
     user_s: float = 0.0
@@ -53,7 +53,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Seconds of all cores together and of the disk. `flushes` are those that reached the device."""
+    """Seconds of all cores together and of the disk. `flushes` counts flushes that reached the device."""
 
     user_s: float
     system_s: float
@@ -72,12 +72,12 @@ class Machine:
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
     threads: Mapping[int, tuple[str, Usage]]
-    """Group and usage of each thread, by thread id."""
+    """For each thread, by its id, its group and its use."""
     whole: Usage
-    """CPU alone, because the kernel does not keep the switches of threads that have ended."""
+    """Use of all processes, CPU only, because the kernel does not keep the context switches of ended threads."""
     ended_children: Usage
     rest: str
-    """The group that counts threads that have ended."""
+    """Name of the group for threads that have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +101,20 @@ class Spent:
 
     @property
     def others_s(self) -> float:
-        """Return the CPU seconds of processes in no group."""
+        """Return the CPU seconds of processes that belong to no group."""
         return max(0.0, self.machine.user_s + self.machine.system_s - self.known_s)
 
 
 def snapshot(roots: Mapping[str, int], directory: Path) -> Snapshot:
-    """Take a snapshot of these processes, by their role, and of all their descendants. The disk is the one below
-    `directory`.
+    """Take a snapshot of these processes, by role, and of all their descendants. The measured disk is the one that
+    holds `directory`.
     """
     processes: dict[int, ProcessUsage] = {}
     listed: list[tuple[str, int]] = []
     own = os.getpid()
     for role, pid in roots.items():
         listed.append((role, pid))
-        # Servers are our children and have roles of their own.
+        # Servers are child processes of this one, but have roles of their own.
         if pid != own:
             listed += [(role, child.pid) for child in psutil.Process(pid).children(recursive=True)]
     for role, pid in listed:
@@ -170,7 +170,7 @@ def _read_process(role: str, pid: int, *, is_root: bool) -> ProcessUsage:
 
 
 def _read_times(path: Path) -> tuple[Usage, Usage]:
-    """Return the times of a process, and those of its children that it has waited for."""
+    """Return the CPU times of a process, and of those of its children that it has waited for."""
     # The name before it may contain blanks and parentheses.
     values = path.read_text().rpartition(")")[2].split()
     user, system, children_user, children_system = (int(value) * _TICK_S for value in values[11:15])
@@ -178,7 +178,7 @@ def _read_times(path: Path) -> tuple[Usage, Usage]:
 
 
 def _read_written(path: Path) -> int:
-    """Return the bytes that the process has written, or 0 if only the process' owner may read that number."""
+    """Return the bytes that the process has written. Return 0 if only the owner of the process may read that number."""
     try:
         found = dict(line.split(":", 1) for line in path.read_text().splitlines())
     except PermissionError:
@@ -194,7 +194,7 @@ def _read_switches(status: str) -> tuple[int, int]:
 _JVM: Sequence[tuple[str, str]] = (
     (r"C[12] Compiler|Sweeper", "JVM compiler"),
     (r"G1|GC|VM Thread|VM Period", "JVM collector"),
-    # One name for both kinds, because the kernel keeps only the first 15 characters.
+    # Use one name for both kinds, because the kernel keeps only the first 15 characters of a name.
     (r"^data-pl", "network and request threads"),
 )
 _POSTGRES = re.compile(r"^postgres: (?:\S+: )?(.+?)\s*$")
@@ -252,7 +252,7 @@ def _read_machine(directory: Path) -> Machine:
 
 
 def _read_disk(directory: Path) -> Mapping[str, int]:
-    """Return the counters of the whole disk; empty if no disk of this machine is below the directory."""
+    """Return the counters of the whole disk. Empty if the directory is not on a disk of this machine."""
     device = directory.stat().st_dev
     place = Path("/sys/dev/block") / f"{os.major(device)}:{os.minor(device)}"
     if not place.exists():

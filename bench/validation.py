@@ -33,10 +33,10 @@ class Cost:
     codec: str
     batch_bytes: int
     validated: float
-    """The median of the rounds, in MB/s of records."""
+    """The median of the rounds with validation, in MB/s of records."""
     unvalidated: float
     validated_cpu_ms: float
-    """CPU milliseconds of the gateway's process for each MB of records."""
+    """CPU milliseconds of the validating gateway's process for each MB of records."""
     unvalidated_cpu_ms: float
 
     @property
@@ -46,7 +46,7 @@ class Cost:
 
 
 def unvalidated(gateway: GatewayProcess) -> GatewayProcess:
-    """Return the same gateway without validation, not started yet."""
+    """Return a gateway without validation that is otherwise the same. It is not started yet."""
     gateway._arguments[gateway._arguments.index("gateway.cli")] = "bench.unvalidated"
     return gateway
 

@@ -49,7 +49,7 @@ TRANSACTIONAL_PRODUCERS = 8
 LOG_RECORDS = 2 * 1024 * MEBIBYTE // RECORD_BYTES
 """Records of the log that is read cold: 2 GiB."""
 WARM_RECORDS = 200_000
-"""Few enough for a server to keep in memory."""
+"""Number of records that a server can still keep in memory."""
 TOPICS = 2_000
 TOPICS_PER_REQUEST = 100
 REST_S = 10.0
@@ -76,7 +76,9 @@ class Acknowledged:
             self.failures.append(error)
 
     def check(self) -> int:
-        """Return how many records were acknowledged. Raise RuntimeError if one failed, or if there was none."""
+        """Return how many records were acknowledged. Raise RuntimeError if one of them failed, or if no record was
+        sent.
+        """
         if self.failures or not self.records:
             raise RuntimeError(f"{len(self.failures)} records failed: {self.failures[:1]}")
         return self.records

@@ -70,7 +70,7 @@ from tests.wire import WireClient
 LIMIT_MS = 20.0
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 MAX_GROWTH, LEAST_BYTES = 16, 4 * 1024 * 1024
-"""The memory that a request may take, as a multiple of its size. A request smaller than `LEAST_BYTES` counts as one of
+"""The memory that a request may use, as a multiple of its size. A request smaller than `LEAST_BYTES` counts as one of
 that size.
 """
 ANSWER_TIMEOUT_S = 120.0
@@ -117,8 +117,8 @@ class Exchanged:
 async def abort_around_one_batch(gateway: Gateway) -> None:
     """Write that many transactions into one partition, all open at once and then aborted.
 
-    A reader of the last batch before their markers receives the list of all of them. They are written as the rows they
-    leave behind, because beginning and ending them takes minutes.
+    A reader of the last batch before their markers receives a list of all these transactions. The function writes the
+    resulting rows directly, because beginning and ending so many transactions takes minutes.
     """
     url = EmbeddedPostgres(gateway.data_dir).running_url()
     assert url is not None
@@ -141,11 +141,11 @@ class Gateway(GatewayProcess):
         self.report = directory / "probe.json"
         opened, asking = free_ports(2)
         self.asking = f"127.0.0.1:{asking}"
-        """Listener where clients authenticate."""
+        """Address of the listener on which clients must authenticate."""
         super().__init__(
             directory,
             database_url=None,
-            # With ACLs each check searches for those of its resource.
+            # The ACLs make each check search for the ACLs of its resource.
             settings={
                 "listeners": f"OPEN://127.0.0.1:{opened},ASKING://127.0.0.1:{asking}",
                 "listener.security.protocol.map": "OPEN:PLAINTEXT,ASKING:SASL_PLAINTEXT",
@@ -162,7 +162,7 @@ class Gateway(GatewayProcess):
         self._arguments[self._arguments.index("gateway.cli")] = "bench.probe"
 
     async def probe(self) -> tuple[float, float, float]:
-        """(held, longest garbage collection, late) in ms since the last call."""
+        """Return (blocked, longest garbage collection, late) in ms since the last call."""
         self.report.unlink(missing_ok=True)
         os.kill(self.pid, signal.SIGUSR1)
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -217,7 +217,7 @@ async def ask_all(gateway: Gateway, case: Case) -> Exchanged:
 
 
 def start_peak(pid: int) -> int:
-    """Return the resident bytes of the process, and restart the kernel's peak from here."""
+    """Return the resident bytes of the process, and reset the kernel's peak value."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     return _status_bytes(pid, "VmRSS")
 
@@ -299,7 +299,7 @@ def _mb(size: int) -> str:
 
 
 def report(rows: list[Held]) -> str:
-    """Print violators first, then the other cases by how long they blocked the loop."""
+    """Print violations first, and then the other cases by how long they blocked the event loop."""
     heads = ("", "request", "held, ms", "longest collection, ms", "late, ms", "took, s", "sent, MB", "answer, MB")
     lines = [f"| {' | '.join((*heads, 'grown, MB', ''))} |", "|---" * (len(heads) + 2) + "|"]
     for row in sorted(rows, key=lambda row: (not row.violates, -row.held_ms)):

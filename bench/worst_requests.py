@@ -1,8 +1,8 @@
-"""The worst legal requests: of every API, and requests whose content is costly.
+"""The worst legal requests: large requests of every API, and requests with costly content.
 
-For every served API each of its arrays, at every depth, is filled as far as a request may be: once with short strings
-and once with the longest that are accepted. Both follow from the declarations. `bench/worst.py` measures how long they
-block the event loop, and how much memory they take.
+For every served API, each of its arrays, at every depth, is filled up to the largest legal request: once with short
+strings and once with the longest legal strings. The declarations of the messages yield both. `bench/worst.py` measures
+how long they block the event loop, and how much memory they take.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Case:
     version: int
     requests: list[Any]
     known: bool = False
-    """True if an authenticated client sends the request."""
+    """True if an authenticated client must send the request."""
 
 
 State = TypeVar("State")
@@ -200,7 +200,7 @@ def string_of(name: str, number: int) -> str:
 
 
 def longest_string_of(name: str, number: int) -> str:
-    """Return the longest id that is accepted: a longer one is refused before it costs anything."""
+    """Return the longest legal id. A longer one is refused before it can cost anything."""
     head = f"User:{number}" if name == "principal" else f"{name[:1]}{number}"
     return head.ljust(MAX_ID_BYTES if name in ID_NAMES or name == "key" else MAX_STRING_BYTES, "x")
 
@@ -264,8 +264,8 @@ def longest_strings(chosen: Callable[[str], bool]) -> Iterator[Case]:
 
 
 def addressed(request: Any, api_key: ApiKey) -> Any:
-    """Address the request to a group of the API's own type, because another type is refused at once, and name a member
-    as Kafka does.
+    """Address the request to a group of the API's own type, because a group of another type is refused at once. Name a
+    member as Kafka does.
     """
     kind, _, _ = api_key.name.lower().partition("_")
     given: dict[str, Any] = {}
@@ -290,7 +290,7 @@ def batch(count: int, value: bytes = b"", *, timestamp: int, codec: Compression 
 
 
 def recoded(plain: bytes, codec: Compression) -> bytes:
-    """Return the same records in another codec: building a million anew takes seconds."""
+    """Return the same records in another codec. Building a million records again would take seconds."""
     batch = bytearray(plain[:HEAD_BYTES] + compress(codec, plain[HEAD_BYTES:]))
     struct.pack_into(">i", batch, 8, len(batch) - 12)
     struct.pack_into(">h", batch, 21, codec)
@@ -299,7 +299,7 @@ def recoded(plain: bytes, codec: Compression) -> bytes:
 
 
 def crowded_headers(timestamp: int) -> bytes:
-    """Return as many headers as fit into what the parser receives at a time."""
+    """Return as many headers as fit into one window of the parser."""
     return build_batch([Record(offset, timestamp, None, b"", (("", None),) * 31_000) for offset in range(16)])
 
 
@@ -328,7 +328,7 @@ def a_million(timestamp: int) -> bytes:
 
 
 def costly_contents(chosen: Callable[[str], bool]) -> Iterator[Case]:
-    """Yield the chosen cases alone: they take longer to build than to send."""
+    """Yield the chosen cases only, because building a case takes longer than sending it."""
     now_ms = time.time_ns() // 1_000_000
     contents: list[tuple[str, str, Callable[[], bytes]]] = [
         ("plain", "a million records in zstd", lambda: recoded(a_million(now_ms), Compression.ZSTD)),
@@ -361,7 +361,7 @@ def costly_contents(chosen: Callable[[str], bool]) -> Iterator[Case]:
     yield Case("metadata: every topic", ApiKey.METADATA, 12, [MetadataRequest(topics=None)] * 3)
     everything = OffsetFetchRequest(groups=(OffsetFetchRequestGroup(group_id=GROUP, topics=None),))
     yield Case("offset_fetch: all of a group", ApiKey.OFFSET_FETCH, 8, [everything] * 3)
-    # Without a member: a request that names an unknown member is refused before its topics are read.
+    # Name no member, because a request with an unknown member is refused before its topics are read.
     topics = tuple(
         OffsetFetchRequestTopics(name=WIDE if not number else f"t{number}", partition_indexes=(0,))
         for number in range(ELEMENTS // 2 - 1)
@@ -373,7 +373,7 @@ def costly_contents(chosen: Callable[[str], bool]) -> Iterator[Case]:
 
 
 def in_transactions(producer: InitProducerIdResponse) -> Iterator[Case]:
-    """Yield requests to send one after another: each ends what the previous one leaves open."""
+    """Yield requests to send one after another. Each ends the transaction that the previous one left open."""
     producer_id, epoch = producer.producer_id, producer.producer_epoch
 
     def add(partitions: Sequence[int], transactional_id: str = TRANSACTIONAL_ID) -> AddPartitionsToTxnRequest:
@@ -424,8 +424,8 @@ def in_many_partitions(
 ) -> Iterator[Case]:
     """Yield requests to send one after another, with records in every partition.
 
-    Their topics are created for them alone, because what a node holds of each partition makes every full collection
-    longer.
+    Their topics are created only for these requests, because the state of each partition makes every full garbage
+    collection longer.
     """
     if not chosen(ALL_OF_MANY):
         return
@@ -484,7 +484,7 @@ def in_many_partitions(
 
 
 def costly_patterns() -> Iterator[Case]:
-    """Yield patterns to compile. Compiling an expression takes the event loop, whether or not it succeeds."""
+    """Yield regular expressions to compile. Compiling blocks the event loop, whether or not it succeeds."""
     classes = r"\pL" * MAX_UNICODE_CLASSES
     repeated = (".{1000}" * MAX_PATTERN_BYTES)[:MAX_PATTERN_BYTES]
     folded = "(?i)" + "k" * (MAX_PATTERN_BYTES - 4)
@@ -556,8 +556,8 @@ def many_tokens() -> Iterator[Case]:
 
 
 def administration() -> Iterator[Case]:
-    """Yield requests to send one after another, as large as can succeed: those of `whole_apis` have an error in every
-    element.
+    """Yield requests to send one after another, as large as can succeed. (The requests of `whole_apis` have an error in
+    every element.)
     """
     names = [f"administered-{number}" for number in range(ADMINISTERED)]
     what = f"{ADMINISTERED} topics"
@@ -596,7 +596,7 @@ def administration() -> Iterator[Case]:
     )
     yield Case(f"consumer_group_heartbeat: {what}", ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, [consumer])
     yield Case(f"share_group_heartbeat: {what}", ApiKey.SHARE_GROUP_HEARTBEAT, 1, [sharing])
-    # The leader's assignment is opaque to the gateway: megabytes of it are passed on.
+    # The leader's assignment is opaque to the gateway, which forwards megabytes of it.
     told = encode_subscription(Subscription(1, tuple(f"t{number}" for number in range(ELEMENTS))))
     join = JoinGroupRequest(
         group_id="administered-classic",
@@ -655,7 +655,9 @@ def administration() -> Iterator[Case]:
 
 
 def of_share_groups(topic_id: UUID) -> Iterator[Case]:
-    """Yield requests to send one after another, of a group that has positions in every partition of the wide topic."""
+    """Yield requests to send one after another for a group that has positions in every partition of the topic with very
+    many partitions.
+    """
     indexes = range(WIDE_PARTITIONS)
     begin = AlterShareGroupOffsetsRequest(
         group_id=IDLE_SHARE_GROUP,

@@ -1,4 +1,4 @@
-"""Hooks of the documentation's site: the list of decisions, and links to files that lie outside of `docs/`."""
+"""Hooks of the documentation's site: the list of decisions, and links to files outside `docs/`."""
 
 from __future__ import annotations
 

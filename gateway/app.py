@@ -43,7 +43,7 @@ it again after every call into the kernel. Python's own 5 ms would cost a busy l
 
 
 class App:
-    """One node. `start` once, `stop` once; both on the same event loop."""
+    """One node. Call `start` once and `stop` once, both on the same event loop."""
 
     def __init__(self, settings: Settings, faults: StagesWithFaults | None = None) -> None:
         """Take the settings and, in a node that a test starts, the faults of its requests."""
@@ -57,7 +57,7 @@ class App:
         self.groups: Groups | None = None
         """The groups of a node that serves."""
         self.console_url = ""
-        """URL of the console, once started; empty without a console."""
+        """URL of the console, once it has started. Empty if there is no console."""
         self._supervisor = Supervisor(self.metrics)
         self._undo = Undo()
 
@@ -71,8 +71,9 @@ class App:
         logger.info("serving", bootstrap=self.bootstrap, took_ms=round((time.monotonic() - started) * 1000))
 
     async def stop(self) -> None:
-        """Drain and release everything, however far `start` came. A failing step does not keep the others from
-        running."""
+        """Drain and release everything, even if `start` did not complete. If a step fails, the
+        other steps still run.
+        """
         await self._undo.run()
 
     # --- starting -------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
-"""Bytes as people have them: hexadecimal, base64, or the dump of a packet that tcpdump or xxd printed.
+"""Bytes in the forms that people copy: hexadecimal, base64, or a packet dump of tcpdump or xxd.
 
-The one idea: the form of the text says which it is. A packet begins with the headers of IP and TCP; they are skipped.
+The one idea: the text's own form shows which of these it is. A packet begins with the headers of IP and TCP; they are
+skipped.
 """
 
 from __future__ import annotations

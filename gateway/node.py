@@ -112,7 +112,7 @@ class Node:
         audit_log: AuditLog | None,
         traces: Traces | None,
     ) -> Serving:
-        """Return once the node serves clients. Raise StorageError, ConfigError."""
+        """Start the node, and return once it serves clients. Raise StorageError or ConfigError."""
         settings, metrics, undo, start = self.settings, self.metrics, self._undo, self._supervisor.start
         database, history = opened.database, opened.history
         topics = TopicStore(database)
@@ -320,7 +320,8 @@ class Node:
         timeout_s = self.settings.drain_ms / 1000
         server.stop_accepting()
         log.tail.drain()
-        # Requests that were read still reach groups and log while these drain; so connections come first and last.
+        # While groups and log drain, requests that were read still use them. So connections stop reading first and
+        # close last.
         server.stop_reading()
 
         async def leave() -> None:

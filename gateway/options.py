@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_database_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where the database is."""
+    """Add the options that determine where the database is."""
     parser.description = DESCRIPTION
     for option in DATABASE_OPTIONS:
         _add(parser, option)
@@ -48,7 +48,7 @@ def add_database_options(parser: argparse.ArgumentParser) -> None:
 
 
 def database_options() -> argparse.ArgumentParser:
-    """Return a parent of parsers that say where the database is."""
+    """Return a parent parser with the options that determine where the database is."""
     parser = argparse.ArgumentParser(add_help=False)
     add_database_options(parser)
     return parser

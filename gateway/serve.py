@@ -105,8 +105,8 @@ async def _serve_until_told(configuration: Configuration) -> int:
         starting.result()
         print(greeting(configuration.settings, app.bootstrap, app.addresses, app.console_url), flush=True)
         survivors = Survivors()
-        # Nearly all later objects are freed by their reference counts. When ten thousand groups joined, a quarter of
-        # the time went to the collector at Python's threshold of 700.
+        # Nearly all later objects are freed by their reference counts. With Python's usual threshold of 700 objects,
+        # garbage collection took a quarter of the time in which ten thousand groups joined.
         gc.set_threshold(*COLLECTION_THRESHOLDS)
         try:
             await asked_to_stop

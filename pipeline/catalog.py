@@ -1,7 +1,7 @@
 """The catalog of Iceberg tables: Sluice's own Postgres, a folder, a REST catalog, or one that --conf describes.
 
-The one idea: the form of --catalog says which kind it is. In Postgres the catalog is two tables in a schema of its own,
-in the database that also lists the topics.
+The one idea: the form of --catalog determines the kind of catalog. In Postgres the catalog is two tables in a schema of
+its own, in the database that also lists the topics.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def settings_of(arguments: argparse.Namespace) -> dict[str, str]:
     """Return Spark's settings for --catalog, none for Delta. In Postgres, create the catalog's schema if it is absent.
 
-    PipelineError if the catalog is not described, or Postgres does not answer.
+    Raise PipelineError if the catalog is not described, or if Postgres does not respond.
     """
     if getattr(arguments, "format", "delta") != "iceberg":
         return {}

@@ -75,14 +75,14 @@ def _run(name: str, given: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader closed the pipe (`| head`), so the interpreter's last flush must go elsewhere.
+        # The reader closed the pipe (`| head`). So the interpreter's final flush needs another target.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:  # noqa: BLE001 - a command explains every failure
         if trace:
             traceback.print_exc()
         if stop.asked and not isinstance(error, PipelineError):
-            # A stop signal that also reached Spark's JVM ends the step that ran.
+            # If a stop signal also reached Spark's JVM, the JVM ends the running step.
             print(f"{name} was stopped in the middle of a step. {GO_ON}", file=sys.stderr, flush=True)
             return INTERRUPTED
         told = explain(error)

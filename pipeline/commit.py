@@ -10,5 +10,5 @@ class Commit:
     version: int
     operation: str
     metadata: str | None
-    """The progress that a job committed together with `rows`; None for a commit of another writer."""
+    """The progress that a job committed together with `rows`; None if another writer made the commit."""
     rows: int

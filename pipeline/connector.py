@@ -10,7 +10,8 @@ from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
-# Kafka's defaults suit many small fetches; a batch needs few large ones. A task holds at most one such answer.
+# Kafka's defaults suit many small fetches, but a batch needs few large ones. A task holds at most one such answer in
+# memory.
 _FETCH = {
     "max.partition.fetch.bytes": str(4 * 1024 * 1024),
     "max.poll.records": "5000",
@@ -43,8 +44,9 @@ def read(
 ) -> DataFrame:
     """Return the records of `ranges` with their headers.
 
-    The frame raises an error if the topic has lost some of them. Ranges are cut so that every core has one. Many small
-    ranges share one task per core, because a task and a file for each would cost more than reading their records.
+    The frame raises an error if the topic has lost some of them. Ranges are split so that every core gets one. Many
+    small ranges share one task per core, because a task and a file for each range would cost more than reading its
+    records.
     """
     cores = spark.sparkContext.defaultParallelism
     small = [each for each in ranges if each.end - each.start <= SMALL_RECORDS]
@@ -84,7 +86,7 @@ def _read_all(
     settings: Mapping[str, str],
     read_committed: bool,
 ) -> DataFrame:
-    # The connector takes one range per partition, so a partition's further ranges are read by further frames.
+    # The connector takes one range per partition. So further ranges of a partition are read by further frames.
     rounds: list[list[OffsetRange]] = []
     seen: dict[tuple[str, int], int] = defaultdict(int)
     for each in ranges:

@@ -26,18 +26,18 @@ _CHECK = "spark.databricks.delta.retentionDurationCheck.enabled"
 _ORDER = "sluice.sort-by"
 """Property of a table: the columns by which `merge_files` clusters its rows."""
 _MERGED_AT_ONCE = 100
-"""Partitions whose files one commit merges."""
+"""Number of partitions whose files one commit merges."""
 
 
 def name(path: str) -> str:
-    """Return the name in SQL of the table at a path. PipelineError if the path has a backtick."""
+    """Return the name in SQL of the table at a path. Raise PipelineError if the path has a backtick."""
     if "`" in path:
         raise PipelineError(f"The path {path} contains a backtick.", "Name another folder.")
     return f"delta.`{path}`"
 
 
 def exists(spark: SparkSession, path: str) -> bool:
-    """Return whether a Delta table exists. PipelineError if the path holds anything else."""
+    """Return whether a Delta table exists. Raise PipelineError if the path holds anything else."""
     java = classes(spark)
     folder = java.org.apache.hadoop.fs.Path(path)
     system = file_system(spark, folder)
@@ -84,7 +84,9 @@ def _partition(part: Part) -> str:
 
 
 def _derived(part: Part) -> tuple[str, str]:
-    """Return type and expression of a generated column. Delta derives filters by day and hour from one on the time."""
+    """Return type and expression of a generated column. From a filter on the time, Delta derives filters by day and
+    hour.
+    """
     column = f"`{part.column}`"
     if part.unit == "day":
         return "date", f"CAST({column} AS DATE)"
@@ -124,7 +126,7 @@ def append(
 
 
 def _widen(spark: SparkSession, path: str, stored: StructType, wanted: StructType) -> None:
-    """Widen the columns that are wider in `wanted`. Readers must then support Delta's feature typeWidening."""
+    """Widen the columns that are wider in `wanted`. After that, readers must support Delta's feature typeWidening."""
     for number, (column, kind) in enumerate(wider(stored, wanted)):
         if not number:
             spark.sql(f"ALTER TABLE {name(path)} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
@@ -148,7 +150,7 @@ def merge(frame: DataFrame, path: str, on: str, clauses: str, application: str, 
 
 
 def replace(frame: DataFrame, path: str, _version: int, condition: str) -> None:
-    # Delta itself checks that no other writer changed the rows that this commit replaces.
+    # Delta itself checks that no other writer has changed the rows that this commit replaces.
     frame.write.format("delta").mode("overwrite").option("replaceWhere", condition).save(path)
 
 
@@ -166,7 +168,8 @@ def files(spark: SparkSession, path: str) -> DataFrame:
 def rewrite(spark: SparkSession, path: str, condition: str, target_bytes: int, order: Sequence[str]) -> tuple[int, int]:
     for limit in ("maxFileSize", "minFileSize"):
         spark.conf.set(f"spark.databricks.delta.optimize.{limit}", target_bytes)
-    # Delta keeps no statistics of binary columns. Clustering by them still lets readers skip row groups within a file.
+    # Delta keeps no statistics of binary columns. Clustering by them still helps, because readers can skip row groups
+    # within a file.
     spark.conf.set("spark.databricks.delta.optimize.zorder.checkStatsCollection.enabled", "false")
     where = f" WHERE {condition}" if condition else ""
     by = f" ZORDER BY ({', '.join(f'`{each}`' for each in order)})" if order else ""
@@ -241,7 +244,7 @@ def commits(spark: SparkSession, path: str) -> Iterator[Commit]:
 
 def parse_commit(version: int, text: str) -> Commit:
     """Return a commit from its file, whose lines are actions. One of them, `commitInfo`, describes the commit."""
-    # JSON may hold other separators of lines, such as U+2028, within a text.
+    # JSON may contain other line separators, such as U+2028, within a text.
     for line in text.split("\n"):
         if line.startswith('{"commitInfo"'):
             told = json.loads(line)["commitInfo"]

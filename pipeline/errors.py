@@ -12,7 +12,9 @@ MAX_CAUSE_CHARACTERS = 400
 
 
 class PipelineError(Exception):
-    """A job cannot continue. `cause` says why, and `next_step` says what the user can do. Both are sentences."""
+    """A job cannot continue. `cause` gives the reason, and `next_step` says what the user can do.
+    Both are sentences.
+    """
 
     def __init__(self, cause: str, next_step: str) -> None:
         super().__init__(f"{cause} {next_step}")
@@ -124,7 +126,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"DELTA_FAILED_READ_FILE|FAILED_READ_FILE|FileNotFoundException|CANNOT_READ_FILE|NotFoundException: File|"
-        # Iceberg's reader passes on the messages of Parquet.
+        # Iceberg's reader forwards the error messages of Parquet.
         r"is not a Parquet file|corrupted file: the footer|can not read class org\.apache\.parquet|"
         r"ParquetDecodingException",
         LOST_FILE,
@@ -149,7 +151,9 @@ def explain(error: BaseException) -> PipelineError:
 
 
 def _told(error: BaseException) -> str:
-    """Return the text of an error and its causes, without stack frames. Spark keeps causes out of its message."""
+    """Return the text of an error and its causes, without stack frames. Spark does not put the
+    causes into its message.
+    """
     text = f"{type(error).__name__}: {error}\n{getattr(error, '_stackTrace', '')}"
     return "\n".join(line for line in text.splitlines() if not line.startswith("\tat "))
 
@@ -166,6 +170,6 @@ def _root_cause(text: str) -> str:
         raised = re.findall(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt): .*$", text, re.MULTILINE)
         if raised:
             return raised[-1][:MAX_CAUSE_CHARACTERS]
-    # Py4J's first line names only the call; the error follows it.
+    # The first line of a Py4J error only names the call; the error follows.
     causes = re.findall(r"^(?:Caused by|): (.*)$", text, re.MULTILINE)
     return (causes[-1] if causes else text.strip().splitlines()[0])[:MAX_CAUSE_CHARACTERS]

@@ -2,10 +2,10 @@
 
 The one idea: Iceberg has no transaction numbers, so an append writes its snapshot to a branch of its own, which readers
 do not see, and then moves `main` to that snapshot. Iceberg moves `main` only if its head is an ancestor of the
-snapshot, so of two appends that began at the same head the second fails. The snapshot's summary carries application,
-number and progress: records and progress become visible in one commit, which is also the table's own.
+snapshot, so of two appends that began at the same head the second fails. The snapshot's summary contains application,
+number and progress. So records and progress become visible in one commit of the table.
 
-The branch of the last append stays: it keeps its snapshot, and with it the progress, from being expired.
+The branch of the last append is kept: it prevents its snapshot, and with it the progress, from expiring.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _BRANCH = "sluice_"
 _APPLICATION, _NUMBER, _PROGRESS = "sluice-application", "sluice-number", "sluice-progress"
 FILE = "_file"
 _NEWEST = 64
-"""Snapshots that are read at first: a table has thousands, and its last commit is among the newest."""
+"""Number of snapshots that are read at first. A table may have thousands, and its last commit is among the newest."""
 
 _PROPERTIES = {
     "format-version": "2",
-    # A task reads one partition of a topic, so a shuffle by topic and day would only cost.
+    # A task reads one partition of a topic, so a shuffle by topic and day would be a useless cost.
     "write.distribution-mode": "none",
     "write.parquet.row-group-size-bytes": str(32 * 1024 * 1024),
-    # Each commit writes a metadata file of all snapshots.
+    # Each commit writes a metadata file that lists all snapshots.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }
@@ -57,7 +57,7 @@ class _Snapshot:
 
 
 def parts(where: str) -> tuple[str, str]:
-    """Return namespace and name of a location. PipelineError if it is no table's name."""
+    """Return namespace and name of a location. Raise PipelineError if the location is not a table's name."""
     namespace, separator, name = where.removeprefix(PREFIX).partition(".")
     if not separator:
         namespace, name = DEFAULT_NAMESPACE, namespace
@@ -94,7 +94,7 @@ def create(
         named = {part.column for part in partitions if not part.unit}
         order = [name for name in ("topic", "partition", "offset") if name not in named]
     if order:
-        # Rows of one partition must follow each other, or a task would write many files at once.
+        # Rows of one table partition must follow each other. Otherwise a task would write many files at once.
         whole = ", ".join((*fields, *(f"`{name}`" for name in order)))
         spark.sql(f"ALTER TABLE {quoted(where)} WRITE LOCALLY ORDERED BY {whole}")
 
@@ -112,7 +112,7 @@ def drop(spark: SparkSession, where: str) -> None:
 def read(spark: SparkSession, where: str) -> DataFrame:
     head = _head(spark, quoted(where))
     if head is None:
-        # Without a version the frame would follow the table, and a MERGE into the table could not read it.
+        # Without a version the frame would follow later commits, and a MERGE into the table could not read it.
         return spark.createDataFrame([], schema(spark, where))
     return spark.sql(f"SELECT * FROM {quoted(where)} VERSION AS OF {head}")
 
@@ -133,7 +133,7 @@ def files(spark: SparkSession, where: str) -> DataFrame:
 def rewrite(
     spark: SparkSession, where: str, condition: str, target_bytes: int, order: Sequence[str]
 ) -> tuple[int, int]:
-    # All files of the day are merged, because the caller has found that it has small ones.
+    # All files of the day are merged, because the caller has found that some of them are small.
     options = f"map('rewrite-all', 'true', 'target-file-size-bytes', '{target_bytes}')"
     rows = spark.sql(
         f"CALL {CATALOG}.system.rewrite_data_files(table => '{_plain(where)}', strategy => 'sort', "
@@ -144,7 +144,7 @@ def rewrite(
 
 def merge_files(spark: SparkSession, where: str, target_bytes: int, least_files: int) -> tuple[int, int]:
     held = classes(spark).org.apache.iceberg.spark.Spark3Util.loadIcebergTable(java_session(spark), quoted(where))
-    # Without an order of its own, a table's files are merged as they are.
+    # If a table has no sort order of its own, its files are merged without sorting.
     strategy = "binpack" if held.sortOrder().isUnsorted() else "sort"
     options = f"map('target-file-size-bytes', '{target_bytes}', 'min-input-files', '{least_files}')"
     rows = spark.sql(
@@ -168,16 +168,15 @@ def vacuum(spark: SparkSession, where: str, hours: float) -> int:
     _carry_progress(spark, where, before_ms)
     held.refresh()
     expired = action.expireSnapshots(held).expireOlderThan(before_ms).retainLast(1).execute()
-    # Files of appends that crashed are in no snapshot.
+    # The files of crashed appends belong to no snapshot.
     orphans = action.deleteOrphanFiles(held).olderThan(before_ms).usePrefixListing(True).execute()
     return expired.deletedDataFilesCount() + sum(1 for _ in orphans.orphanFileLocations())
 
 
 def _carry_progress(spark: SparkSession, where: str, before_ms: int) -> None:
-    """Commit the last progress again, without rows, if its snapshot is from before `before_ms`, but not the newest one.
-
-    Its branch would keep that snapshot, and with it all files that were merged since. The progress stays the same, so a
-    job that runs beside this goes on.
+    """Commit the last progress again without rows, if its snapshot is from before `before_ms` and is not the newest
+    one. Otherwise its branch would keep that snapshot, and with it all files that were merged since. The progress does
+    not change, so a concurrent job can continue.
     """
     name = quoted(where)
     head = _head(spark, name)
@@ -193,10 +192,8 @@ def _carry_progress(spark: SparkSession, where: str, before_ms: int) -> None:
 
 
 def readable(spark: SparkSession, where: str) -> DataFrame:
-    """Return the records, without typed columns, of the files that are left.
-
-    Iceberg's reader cannot leave a file out, so Spark reads the files themselves. PipelineError if the table has files
-    of deleted rows, which Spark would not apply.
+    """Return the records, without typed columns, in the remaining files. Iceberg's reader cannot skip a file, so Spark
+    reads the files themselves. Raise PipelineError if the table has delete files, which Spark would not apply.
     """
     head = _head(spark, quoted(where))
     rows = spark.sql(f"SELECT content, file_path FROM {quoted(where)}.files VERSION AS OF {head}").collect()
@@ -257,11 +254,13 @@ def merge(frame: DataFrame, where: str, on: str, clauses: str, application: str,
 
 
 def _head_for(spark: SparkSession, where: str, application: str, number: int) -> int | None:
-    """Return the snapshot that a commit begins at, None if `application` has committed `number` or a later one."""
+    """Return the snapshot from which a commit begins. Return None if `application` has already committed `number` or a
+    later one.
+    """
     name = quoted(where)
     head = _head(spark, name)
     if head is None:
-        # A table without a snapshot has no head that a commit could begin at.
+        # A table without a snapshot has no head from which a commit could begin.
         spark.createDataFrame([], schema(spark, where)).writeTo(name).append()
         head = _head(spark, name)
     for snapshot in _ancestry(spark, name, head):
@@ -284,7 +283,7 @@ def _append_to(frame: DataFrame, target: str, application: str, number: int, met
 
 
 def _properties(application: str, number: int, metadata: str) -> dict[str, str]:
-    """Return a commit's properties, by the names of the options that write them into the snapshot's summary."""
+    """Return a commit's properties, under the option names that write them into the snapshot's summary."""
     told = {_APPLICATION: application, _NUMBER: str(number), _PROGRESS: metadata}
     return {f"snapshot-property.{each}": value for each, value in told.items()}
 
@@ -300,8 +299,10 @@ def replace(frame: DataFrame, where: str, version: int, condition: str) -> None:
 
 
 def publish(spark: SparkSession, where: str, branch: str, head: int | None) -> None:
-    """Move `main` from `head` to the head of `branch`, or fail: IllegalArgumentException of Java if `main` has moved,
-    PipelineError if another job has dropped the branch. Iceberg then creates it anew, from the newest head."""
+    """Move `main` from `head` to the head of `branch`. If `main` has moved, Java raises IllegalArgumentException. Raise
+    PipelineError if another job has dropped the branch, because Iceberg would then create it again from the newest
+    head.
+    """
     name = quoted(where)
     written = next(_ancestry(spark, name, _reference(spark, name, branch)), None)
     if written is None or written.parent != head:
@@ -323,7 +324,7 @@ def _plain(where: str) -> str:
 
 
 def _head(spark: SparkSession, name: str) -> int | None:
-    """Return the snapshot that readers see, None for a table without any."""
+    """Return the snapshot that readers see. Return None if the table has no snapshot."""
     return _reference(spark, name, "main")
 
 
@@ -356,7 +357,7 @@ def _ancestry(spark: SparkSession, name: str, head: int | None) -> Iterator[_Sna
 
 
 def _drop_branches(spark: SparkSession, name: str, kept: str) -> None:
-    """Drop the branches of earlier appends, and of those that a crash ended before their commit."""
+    """Drop the branches of earlier appends, including those that crashed before their commit."""
     rows = spark.sql(f"SELECT name FROM {name}.refs WHERE type = 'BRANCH' AND startswith(name, '{_BRANCH}')").collect()
     for row in rows:
         if row.name != kept:
@@ -379,7 +380,9 @@ def _add_columns(spark: SparkSession, name: str, stored: DataType, wanted: DataT
 
 
 def _filled(frame: DataFrame, stored: StructType) -> DataFrame:
-    """Add the table's columns that `frame` lacks, nested ones too, as nulls: Iceberg refuses an append without them."""
+    """Add to `frame`, as nulls, the table's columns that it lacks, nested ones too. Iceberg refuses an append without
+    them.
+    """
     held = {field.name: field.dataType for field in frame.schema.fields}
     columns = [
         _cast(F.col(f"`{field.name}`"), held[field.name], field.dataType) if field.name in held else _nothing(field)

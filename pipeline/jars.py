@@ -1,4 +1,4 @@
-"""Jars that Spark does not bring along: find them, check them, fetch them.
+"""Find, check and fetch the jars that are not part of Spark.
 
 The one idea: only `pom.xml` beside this file has their coordinates. `fetch` lets Maven copy them into a folder, from
 the repository that Maven's own settings name. A job then starts from that folder without a network.
@@ -42,12 +42,12 @@ def names() -> list[str]:
 
 
 def missing(where: Path) -> list[str]:
-    """Return the names of jars that are absent or empty, as an interrupted copy leaves them."""
+    """Return the names of jars that are missing or empty. An interrupted copy leaves an empty file."""
     return [name for name in names() if not (where / name).is_file() or not (where / name).stat().st_size]
 
 
 def paths(where: Path) -> list[Path]:
-    """Return the paths of all jars. PipelineError if one is absent."""
+    """Return the paths of all jars. Raise PipelineError if one is absent."""
     lacking = missing(where)
     if lacking:
         raise PipelineError(
@@ -58,7 +58,7 @@ def paths(where: Path) -> list[Path]:
 
 
 def fetch(where: Path) -> None:
-    """Let Maven copy the absent jars. PipelineError if it cannot."""
+    """Let Maven copy the absent jars. Raise PipelineError if it cannot."""
     if not missing(where):
         return
     maven = shutil.which("mvn")

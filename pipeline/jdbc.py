@@ -1,4 +1,4 @@
-"""A `postgresql://` URL in the words of the JDBC driver."""
+"""A `postgresql://` URL in the form of the JDBC driver."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _PASSED_ON = ("sslrootcert", "sslcert", "sslkey", "sslpassword", "options")
 def address(url: str, option: str) -> tuple[str, dict[str, str]] | None:
     """Return the JDBC URL and its properties, None for a Unix socket, which JDBC cannot use.
 
-    User and password are properties, so that no plan shows them. PipelineError if `url`, the value of `option`, is no
-    such URL; the error shows no part of it.
+    User and password are properties, so that no Spark plan shows them. Raise PipelineError if `url`, the value of
+    `option`, is no such URL. The error shows no part of the URL.
     """
     how = "Write it like postgresql://user:password@host/database, with %23 for # and %2F for / in a password."
     try:
         parts = urlsplit(url)
-        # The message of urllib's own error would show a piece of the password.
+        # The message of urllib's own error would show a part of the password.
         port = parts.port or 5432
     except ValueError:
         raise PipelineError(f"The value of {option} is no URL with one host and one port.", how) from None

@@ -1,6 +1,6 @@
 """Java objects behind a SparkSession that have no Python name in Spark.
 
-The one idea: Python knows no types for these objects, so they have the type `Any` here and in the callers' few lines.
+The one idea: these objects have no Python types, so they have the type `Any` here and in the few lines of the callers.
 """
 
 from __future__ import annotations

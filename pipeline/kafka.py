@@ -46,7 +46,7 @@ _UNREADABLE = frozenset(
     (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART)
 )
 _SILENT = frozenset((KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN))
-# Errors of a broker that has lost its storage or its leadership for a moment. A retry may succeed.
+# Errors of a broker that has temporarily lost its storage or its leadership. A retry may succeed.
 _PASSING = frozenset(
     (
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -57,7 +57,7 @@ _PASSING = frozenset(
         KafkaError.NOT_COORDINATOR,
         KafkaError.KAFKA_STORAGE_ERROR,
         KafkaError.UNKNOWN,
-        # librdkafka's own: no partition that was asked for has a leader yet.
+        # An error code of librdkafka itself: no requested partition has a leader yet.
         KafkaError._NOENT,
     )
 )
@@ -65,7 +65,7 @@ _PASSING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A partition's log: the first offset that it holds, and the offset after its last (committed) record."""
+    """A partition's log: its first offset, and the offset after its last committed record."""
 
     topic: str
     topic_id: str
@@ -104,7 +104,9 @@ def settings_of(texts: Iterable[str], option: str) -> dict[str, str]:
 
 
 class Cluster:
-    """One cluster. Methods raise KafkaException if it refuses a request, UnreachableError if it does not answer."""
+    """One cluster. Its methods raise KafkaException if the cluster refuses a request, and UnreachableError if it does
+    not respond.
+    """
 
     def __init__(self, bootstrap: str, settings: Mapping[str, str] | None = None) -> None:
         self.settings: dict[str, str] = {
@@ -118,7 +120,7 @@ class Cluster:
     def topics(
         self, names: Sequence[str] = (), pattern: str | None = None, *, existing: Collection[str] | None = None
     ) -> list[str]:
-        """Return the topics that `names` and `pattern` choose. PipelineError if one of `names` does not exist.
+        """Return the topics that `names` and `pattern` choose. Raise PipelineError if one of `names` does not exist.
 
         `existing` are the topics of the cluster, if the caller has listed them already.
         """
@@ -197,7 +199,7 @@ class Cluster:
         return found
 
     def at_time(self, partitions: Sequence[Partition], timestamp_ms: int) -> dict[Partition, int]:
-        """Return the first offset whose timestamp is `timestamp_ms` or later, -1 if no record is that young."""
+        """Return the first offset whose timestamp is `timestamp_ms` or later, -1 if there is no such record."""
         return self.offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms))
 
     def commit(self, group: str, offsets: Mapping[Partition, int]) -> None:
@@ -244,11 +246,11 @@ class Cluster:
                 raise KafkaException(answer.error)
 
     def create(self, topic: NewTopic) -> None:
-        """Create a topic, and wait until all its partitions answer. KafkaException if the cluster refuses."""
+        """Create a topic, and wait until all its partitions answer. Raise KafkaException if the cluster refuses."""
         futures = cast("Mapping[str, Future[Any]]", self._admin.create_topics([topic], request_timeout=REQUEST_SECONDS))
         for future in futures.values():
             future.result(REQUEST_SECONDS)
-        # Apache Kafka acknowledges a topic before its brokers know that they lead it.
+        # Apache Kafka acknowledges a new topic before its brokers know which of them lead it.
         wanted = [(topic.topic, partition) for partition in range(topic.num_partitions)]
         deadline = time.monotonic() + REQUEST_SECONDS
         while True:
@@ -266,7 +268,7 @@ class Cluster:
             time.sleep(LOOK_AGAIN_SECONDS)
 
     def configs(self, resources: Sequence[ConfigResource]) -> dict[ConfigResource, dict[str, str]]:
-        """Return each resource's settings, with their defaults."""
+        """Return each resource's settings, including defaults."""
         if not resources:
             return {}
         futures = self._describe(list(resources))
@@ -305,7 +307,9 @@ class Cluster:
         return found
 
     def set_settings(self, topic: str, settings: Mapping[str, str | None]) -> None:
-        """Change settings of a topic; None returns one to its broker's default. KafkaException if one is refused."""
+        """Change settings of a topic. The value None resets a setting to the broker's default. Raise KafkaException if
+        a setting is refused.
+        """
         entries = [
             ConfigEntry(
                 name,
@@ -332,7 +336,7 @@ class Cluster:
         except KafkaException as error:
             raise self._unreachable(error) from error
         for topic in listed.topics.values():
-            # A topic that has no leader for a moment is not a deleted topic.
+            # A topic that temporarily has no leader is not a deleted topic.
             if topic.error is not None and self._passes(topic.error):
                 raise self._unreachable(KafkaException(topic.error))
         return {name: sorted(topic.partitions) for name, topic in listed.topics.items() if topic.error is None}
@@ -360,7 +364,7 @@ class Cluster:
 
 
 class UnreachableError(PipelineError):
-    """The cluster does not answer now. A retry may succeed."""
+    """The cluster does not respond now. A retry may succeed."""
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -370,5 +374,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def offset_of(message: Message) -> int:
-    """Return the offset of a consumed message. The client's types allow None, for a message that was never sent."""
+    """Return the offset of a consumed message. The client's types also allow None, but only for a message that was
+    never sent.
+    """
     return cast(int, message.offset())

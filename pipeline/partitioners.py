@@ -1,7 +1,7 @@
 """Recognise the hash that placed a key, of the two that Kafka's clients use by default.
 
-Java's client, kafka-python and franz-go place by murmur2; librdkafka (and all that is built on it) by CRC32. A topic
-that both write has the events of one key in two partitions, out of order, without an error.
+Java's client, kafka-python and franz-go place by murmur2; librdkafka (and every client built on it) by CRC32. If both
+kinds write to a topic, the events of one key are in two partitions and out of order, without an error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 _SEED, _MIX, _MASK = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
-# bytes; longer keys are hashed one by one, because each of their words would cost a pass over all keys
+# in bytes. Longer keys are hashed one by one, because each of their words would cost a pass over all keys
 _LONGEST_TOGETHER = 1024
 
 Hashes: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -72,8 +72,9 @@ def murmur2_of(keys: Sequence[bytes]) -> Hashes:
 
 
 def guessed(placed: Iterable[tuple[bytes, int]], partitions: int) -> str | None:
-    """Return "murmur2" or "crc32", if that hash explains the partitions of all keys; "mixed", if each explains some
-    keys; None, if neither does."""
+    """Return "murmur2" or "crc32", if that hash explains the partitions of all keys. Return "mixed" if each explains
+    some keys, and None if neither explains any.
+    """
     keys = list(placed)
     if partitions < 2 or len(keys) < 4:
         return None

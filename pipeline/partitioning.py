@@ -1,4 +1,4 @@
-"""Partitions and order of a table, as a user names them: columns, days and hours of a time, buckets of a column.
+"""Partitions and sort order of a table, as a user writes them: columns, days and hours of a time, buckets of a column.
 
 The one idea: each part is checked against the table's columns before the table is created. Each format then writes the
 part in its own SQL (`delta.py`, `iceberg.py`).
@@ -32,7 +32,7 @@ class Part:
 
 
 def partitions(text: str, schema: StructType) -> list[Part]:
-    """Return the parts of `--partition-by`. PipelineError if one has no meaning for these columns."""
+    """Return the parts of `--partition-by`. Raise PipelineError if one has no meaning for these columns."""
     found: list[Part] = []
     for part in _parts(text):
         match = _PART.fullmatch(part)
@@ -53,7 +53,7 @@ def partitions(text: str, schema: StructType) -> list[Part]:
 
 
 def order(text: str, schema: StructType) -> list[str]:
-    """Return the columns of `--sort-by`. PipelineError if one cannot be sorted by."""
+    """Return the columns of `--sort-by`. Raise PipelineError if a table cannot be sorted by one of them."""
     found = _parts(text)
     for name in found:
         _check(name, "--sort-by", schema)
@@ -61,7 +61,7 @@ def order(text: str, schema: StructType) -> list[str]:
 
 
 def _parts(text: str) -> Sequence[str]:
-    """Return the parts between commas that are not within parentheses."""
+    """Return the parts between commas. Commas within parentheses do not separate."""
     return [part for part in re.split(r",(?![^(]*\))", text.replace(" ", "")) if part]
 
 

@@ -17,12 +17,12 @@ from types import FrameType, TracebackType
 from typing import Any, TextIO
 
 SAY_SECONDS = 4.0
-"""The longest silence of a running job, so that its first line appears within five seconds."""
+"""The longest silence of a running job. Its first line also appears within five seconds."""
 LOOK_SECONDS = 0.5
 
 
 class Progress:
-    """Lines of one job. `as_json` prints each as an object, for other programs."""
+    """Prints the lines of one job. With `as_json` each line is an object, for other programs."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Progress:
         self._print(text, figures)
 
     def watch(self, words: Callable[[], tuple[str, dict[str, Any]]] | None) -> None:
-        """Let `beat` print these words and figures from now on; None for the job's last line."""
+        """Let `beat` print these words and figures from now on. None stands for the job's last line."""
         self._watched = words
 
     def beat(self) -> None:
@@ -91,12 +91,12 @@ def clock(seconds: float) -> str:
 
 
 class Stop:
-    """The user's request to end the job. `wait` sleeps until the request at most."""
+    """The user's request to end the job. `wait` sleeps, but only until the request."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self.waiting = False
-        """The job waits, so the heartbeat prints nothing."""
+        """True while the job waits; the heartbeat then prints nothing."""
 
     @property
     def asked(self) -> bool:

@@ -1,7 +1,7 @@
 """The tables of the pipeline. Every column is declared once, with a description.
 
-The one idea: a job creates its tables from these declarations, and a transform ends in `conform`. So a missing column,
-or one of another type, is an error in the transform that made it, and not in a later reader.
+The one idea: a job creates its tables from these declarations, and every transform ends with a call of `conform`. So a
+missing column, or one of another type, is an error in the transform that made it, and not in a later reader.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pyspark.sql.types import (
 
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
-# A record as it was in its topic. Columns that readers filter by come first: Delta keeps statistics of the first
-# columns.
+# A record as it was in its topic. Columns by which readers filter come first, because Delta keeps statistics of the
+# first columns.
 RECORD = StructType(
     [
         StructField("topic", StringType()),
@@ -35,18 +35,18 @@ RECORD = StructType(
         StructField("key", BinaryType()),
         StructField("value", BinaryType()),
         StructField("headers", HEADERS),
-        StructField("date", DateType()),  # of `timestamp`, in UTC, within years 1 to 9999
+        StructField("date", DateType()),  # the date of `timestamp`, in UTC, within years 1 to 9999
     ]
 )
-TIMESTAMP_TYPES = ("none", "create_time", "log_append_time")  # as librdkafka numbers them
+TIMESTAMP_TYPES = ("none", "create_time", "log_append_time")  # as in librdkafka's numbering
 ARCHIVE_PARTITIONS = ("topic", "date")
 ARCHIVE_CLUSTER = ("partition", "offset")
 
-DATA, RESCUED = "data", "_rescued"  # what typed archives add
+DATA, RESCUED = "data", "_rescued"  # columns that typed archives add
 
 DEAD_LETTER = StructType([*RECORD.fields, StructField("reason", StringType())])
 
-# A change of a key's row, and the newest row of a key, by its record's place.
+# A change of a key's row, and the newest row of a key, each with the place of its record.
 CHANGE = StructType(
     [
         StructField("topic", StringType()),
@@ -59,7 +59,8 @@ CHANGE = StructType(
     ]
 )
 NEWEST = StructType([field for field in CHANGE.fields if field.name != "deleted"])
-# A version of a key's row, from the record that wrote it to the one that ended it; the current one has no end.
+# A version of a key's row: from the record that wrote the version to the record that ended it. The current version has
+# no end.
 HISTORY = StructType(
     [
         *NEWEST.fields,
@@ -69,7 +70,7 @@ HISTORY = StructType(
     ]
 )
 
-# Where a run of source offsets went: source_from + i is at target_from + i for i < records.
+# The target of a run of source offsets: source_from + i is at target_from + i for i < records.
 OFFSET_MAP = StructType(
     [
         StructField("replay", StringType()),
@@ -86,7 +87,9 @@ OFFSET_MAP = StructType(
 
 
 def conform(frame: DataFrame, schema: StructType) -> DataFrame:
-    """Return exactly the columns of `schema`, in its order. ValueError if one is missing or of another type."""
+    """Return exactly the columns of `schema`, in its order. Raise ValueError if a column is missing or has another
+    type.
+    """
     for field in schema.fields:
         if field.name not in frame.columns:
             raise ValueError(f"the column {field.name} is missing")

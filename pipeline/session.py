@@ -1,7 +1,7 @@
-"""The one place that builds a SparkSession.
+"""The only module that builds a SparkSession.
 
-The one idea: only the master URL says where a job runs. If spark-submit starts the job, spark-submit chooses master,
-memory and jars, and this module sets only what the jobs rely on: both table formats, and UTC.
+The one idea: only the master URL determines where a job runs. If spark-submit starts the job, spark-submit chooses
+master, memory and jars, and this module sets only what the jobs rely on: both table formats, and UTC.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _ALWAYS = {
     "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     _TIME_ZONE: "UTC",
-    # Delta reads its log in as many tasks as this; 50, the default, costs seconds per commit on few cores.
+    # Number of tasks in which Delta reads its log. The default, 50, costs seconds per commit on few cores.
     "spark.databricks.delta.snapshotPartitions": "2",
-    # A commit without rows still carries a job's progress.
+    # A commit without rows still stores a job's progress.
     "spark.databricks.delta.skipRecordingEmptyCommits": "false",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "64",
     "spark.sql.parquet.compression.codec": "zstd",
-    # A task writes up to this many topics and days at once; with more of them Spark sorts the rows first. Each open
-    # file holds a row group in memory, so row groups are small (below).
+    # A task writes files of up to this many topics and days at once. With more of them Spark sorts the rows first. Each
+    # open file holds a row group in memory, so row groups are small (below).
     "spark.sql.maxConcurrentOutputFileWriters": "4",
-    # Otherwise Spark puts frames of one partition each into one partition, and so into one task.
+    # Otherwise Spark combines frames of one partition each into one partition, and so into one task.
     "spark.sql.unionOutputPartitioning": "false",
     "spark.hadoop.parquet.block.size": str(32 * 1024 * 1024),
     "spark.ui.showConsoleProgress": "false",
@@ -69,11 +69,13 @@ class SessionOptions:
     ui: bool = False
     settings: dict[str, str] = field(default_factory=dict[str, str])
     nice: int | None = 0
-    """Niceness of a local job; None runs the job under Linux' SCHED_IDLE, which uses only idle time of the cores."""
+    """Niceness of a local job. None runs the job under Linux' SCHED_IDLE, in which it only uses
+    idle time of the cores.
+    """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that `options_of` reads. They are the same for every job."""
+    """Add the arguments that `options_of` reads. They are the same for all jobs."""
     group = parser.add_argument_group("Spark")
     group.add_argument("--master", default=os.environ.get("SLUICE_PIPELINE_MASTER", "local[*]"), metavar="URL",
                        help="local[N], spark://host:port, yarn, k8s://… (default %(default)s)")  # fmt: skip
@@ -116,9 +118,10 @@ def options_of(arguments: argparse.Namespace, app_name: str) -> SessionOptions:
 
 
 def open_session(options: SessionOptions, lines: Progress | None = None) -> SparkSession:
-    """Return a session with Delta, Iceberg and the Kafka connector. PipelineError if Java, pyspark or a jar is missing.
+    """Return a session with Delta, Iceberg and the Kafka connector. Raise PipelineError if Java, pyspark or a jar is
+    missing.
 
-    The start is announced on `lines`, because a JVM starts slowly.
+    Print the start on `lines`, because a JVM starts slowly.
     """
     try:
         from pyspark.sql import SparkSession
@@ -150,7 +153,7 @@ def open_session(options: SessionOptions, lines: Progress | None = None) -> Spar
 
 
 def give_way(nice: int | None) -> None:
-    """Put this process and its future children behind all other processes of the machine.
+    """Give all other processes of the machine precedence over this process and its future children.
 
     A niceness only lowers the job's weight: a broker that wakes up still waits until the job's time slice ends. Under
     SCHED_IDLE no other process waits for the job.
@@ -172,17 +175,17 @@ def _nice(text: str) -> int | None:
 
 
 def _log_level() -> str:
-    """Return the JVM's log level: errors are explained in words, and traces appear only on request."""
+    """Return the JVM's log level. Errors are explained in words, and traces appear only on request."""
     return os.environ.get(LOG_LEVEL, "OFF").upper()
 
 
 def submitted() -> bool:
-    """Return whether spark-submit started this program: it passes its JVM by this variable."""
+    """Return whether spark-submit started this program. If so, this variable tells the program how to reach the JVM."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def _own(options: SessionOptions) -> dict[str, str]:
-    """Return the settings that spark-submit would set."""
+    """Return the settings that spark-submit would otherwise set."""
     found = jars.paths(options.jars_folder or jars.folder())
     settings = {
         "spark.master": options.master,
@@ -199,16 +202,15 @@ def _own(options: SessionOptions) -> dict[str, str]:
     if options.master.startswith("local"):
         # Only this process connects to the driver.
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-        # Spark's default of 200 suits a cluster. On a few cores each partition costs more than its rows.
+        # Spark's default of 200 is for a cluster. On a few cores each partition costs more than its rows.
         settings["spark.sql.shuffle.partitions"] = str(LOCAL_SHUFFLE_PARTITIONS)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     return settings
 
 
 def _collector(settings: Mapping[str, str]) -> str:
-    """Choose the collector with the least total cost, because pauses of this JVM delay no client.
-
-    Return nothing if the user chose a collector: a JVM does not start with two.
+    """Choose the garbage collector with the least total cost, because pauses of this JVM delay no client. Return
+    nothing if the user chose a collector, because a JVM does not start with two.
     """
     chosen = [os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")]
     chosen += [value for name, value in settings.items() if name.endswith("JavaOptions")]
@@ -216,13 +218,13 @@ def _collector(settings: Mapping[str, str]) -> str:
 
 
 def java() -> str | None:
-    """Return the path of the java that Spark would start, None without Java."""
+    """Return the path of the java that Spark would start. Return None if there is no Java."""
     home = os.environ.get("JAVA_HOME")
     return shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java")
 
 
 def java_version() -> int | None:
-    """Return the major version of `java`, None without Java."""
+    """Return the major version of `java`. Return None if there is no Java."""
     found = java()
     if found is None:
         return None
@@ -235,7 +237,7 @@ def java_version() -> int | None:
 
 
 def check_java() -> None:
-    """PipelineError if Java is absent or too old for Spark."""
+    """Raise PipelineError if Java is missing or too old for Spark."""
     version = java_version()
     if version is None:
         where = f"JAVA_HOME ({os.environ['JAVA_HOME']})" if "JAVA_HOME" in os.environ else "PATH"

@@ -1,4 +1,4 @@
-"""Words of Spark's SQL."""
+"""Text for Spark's SQL."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ def identifier(name: str) -> str:
 
 
 def literal(content: str) -> str:
-    """Return a text as SQL takes it."""
+    """Return a text as a literal of SQL."""
     return "'" + content.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -40,7 +40,7 @@ def _format(where: str) -> ModuleType:
 
 
 def exists(spark: SparkSession, where: str) -> bool:
-    """Return whether a table exists. PipelineError if its place holds anything else."""
+    """Return whether a table exists. Raise PipelineError if its place holds anything else."""
     return _format(where).exists(spark, where)
 
 
@@ -60,7 +60,9 @@ def drop(spark: SparkSession, where: str) -> None:
 
 
 def read(spark: SparkSession, where: str) -> DataFrame:
-    """Return the table as it is now; later commits do not change the frame. PipelineError if there is no table."""
+    """Return the table as it is now; later commits do not change the frame. Raise PipelineError if
+    there is no table.
+    """
     _require(spark, where)
     return _format(where).read(spark, where)
 
@@ -74,7 +76,7 @@ def _require(spark: SparkSession, where: str) -> None:
 
 
 def schema(spark: SparkSession, where: str) -> StructType:
-    """Return the table's columns, also columns that no commit has filled yet."""
+    """Return the table's columns, including columns that no commit has filled yet."""
     return _format(where).schema(spark, where)
 
 
@@ -106,22 +108,21 @@ def replace(frame: DataFrame, where: str, version: int, days: Sequence[tuple[str
 
 
 def version(spark: SparkSession, where: str) -> int:
-    """Return the version, or the snapshot, that `read` reads now. PipelineError if there is no table."""
+    """Return the version, or the snapshot, that `read` reads now. Raise PipelineError if there is no table."""
     _require(spark, where)
     return next(commits(spark, where)).version
 
 
 def readable(spark: SparkSession, where: str) -> DataFrame:
-    """Return the rows of the files that are left. Read them within `ignoring_lost_files`.
-
-    Of an Iceberg table the frame has the columns of a record only.
+    """Return the rows of the remaining files. Read them within `ignoring_lost_files`. For an Iceberg table, the frame
+    only has the columns of a record.
     """
     return iceberg.readable(spark, where) if is_iceberg(where) else read(spark, where)
 
 
 @contextmanager
 def ignoring_lost_files(spark: SparkSession) -> Generator[None, None, None]:
-    """Read tables without their missing and damaged files."""
+    """Let Spark skip missing and damaged files while the context lasts."""
     before = {name: spark.conf.get(name) for name in _LOST_FILES}
     for name in _LOST_FILES:
         spark.conf.set(name, "true")
@@ -133,7 +134,9 @@ def ignoring_lost_files(spark: SparkSession) -> Generator[None, None, None]:
 
 
 def with_files(spark: SparkSession, where: str) -> DataFrame:
-    """Return the table as `read` does, and in the column `_file` each row's file. PipelineError without a table."""
+    """Return the table as `read` does, with each row's file in the column `_file`. Raise PipelineError if there is no
+    table.
+    """
     _require(spark, where)
     return _format(where).with_files(spark, where)
 
@@ -146,39 +149,39 @@ def files(spark: SparkSession, where: str) -> DataFrame:
 def rewrite(
     spark: SparkSession, where: str, condition: str, target_bytes: int, order: Sequence[str]
 ) -> tuple[int, int]:
-    """Merge the files of the partitions that `condition` names into sorted ones of about `target_bytes`.
+    """Merge the files of the partitions that `condition` selects into sorted files of about `target_bytes`.
 
-    Rows and progress stay as they are. Return the number of removed and of added files.
+    Rows and progress do not change. Return the number of removed and of added files.
     """
     return _format(where).rewrite(spark, where, condition, target_bytes, order)
 
 
 def merge_files(spark: SparkSession, where: str, target_bytes: int, least_files: int) -> tuple[int, int]:
-    """Merge the small files of each partition that has at least `least_files` of them, in the table's own order.
+    """Merge the small files of each partition that has at least `least_files` of them, in the table's own sort order.
 
-    Rows and progress stay as they are. Return the number of removed and of added files.
+    Rows and progress do not change. Return the number of removed and of added files.
     """
     return _format(where).merge_files(spark, where, target_bytes, least_files)
 
 
 def is_archive(spark: SparkSession, where: str) -> bool:
-    """Return whether a table is partitioned as `archive` does it."""
+    """Return whether a table is partitioned as `archive` partitions its tables."""
     return tuple(_format(where).partitioned_by(spark, where)) == ARCHIVE_PARTITIONS
 
 
 def vacuum(spark: SparkSession, where: str, hours: float) -> int:
-    """Remove the files that no version of the last `hours` names. Return about how many: Delta counts to 1,000."""
+    """Remove the files that no version of the last `hours` uses. Return about how many: Delta counts to 1,000."""
     return _format(where).vacuum(spark, where, hours)
 
 
 def holds_file(spark: SparkSession, where: str, file: str) -> bool:
-    """Return whether a file that `with_files` named is still there."""
+    """Return whether a file in the column `_file` of `with_files` still exists."""
     java = classes(spark)
-    # Delta names files as URIs, Iceberg as Hadoop does.
+    # Delta names files by URIs, and Iceberg names them as Hadoop does.
     path = java.org.apache.hadoop.fs.Path(file if is_iceberg(where) else java.java.net.URI(file))
     return bool(file_system(spark, path).exists(path))
 
 
 def commits(spark: SparkSession, where: str) -> Iterator[Commit]:
-    """Yield the commits that the table still knows, the latest first."""
+    """Yield the commits that the table still records, the latest first."""
     return _format(where).commits(spark, where)

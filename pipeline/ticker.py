@@ -1,6 +1,6 @@
 """Report Spark's progress within a long step, and cancel the step on a request to stop.
 
-The one idea: Spark counts the tasks of each stage, and a ticker adds up the stages that it has seen. The job's
+The one idea: Spark counts the tasks of each stage, and a ticker adds up the stages that have appeared so far. The job's
 heartbeat prints the sum. A step may be cancelled only if it can be repeated, because its work is lost.
 """
 
@@ -24,7 +24,7 @@ IDLE = "waits for an executor to take its tasks: do workers run with the memory 
 class Ticker:
     """Watches a step, as a context manager. A cancelled step raises PipelineError.
 
-    Without `stop` the step is never cancelled. `begun` tells the user what a new start does.
+    Without `stop` the step is never cancelled. `begun` is a text that tells the user what happens at the next start.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Ticker:
         self._seen |= {stage: (info.numCompletedTasks, info.numTasks) for stage, info in active.items() if info}
         if not self._seen:
             return PLANS, 0, 0
-        # In local mode no task may run for a moment between two stages. On a cluster there may be no executor.
+        # In local mode, no task may run for a moment between two stages. On a cluster, there may be no executor yet.
         idle = bool(active) and not any(info.numActiveTasks for info in active.values() if info)
         self._idle = self._idle + 1 if idle and not (self._context.master or "").startswith("local") else 0
         if self._idle > 1:

@@ -1,8 +1,8 @@
-"""Widen columns: which type a column can become without losing a value that it holds.
+"""Widen columns to types that can hold all of their values. The one idea:
 
-The one idea: each type has a ladder of wider types, and a value that its column cannot hold climbs to the first step
-that holds it exactly. A ladder has only steps that the table format can take without writing files anew. Iceberg cannot
-make an integer a decimal, so the ladder of integers ends at 64 bits there.
+each type has a ladder, which is a list of wider types. If a column cannot hold a value, the column gets the first type
+of the ladder that holds the value exactly. A ladder has only types to which the table format can change a column
+without rewriting files. Iceberg cannot make an integer a decimal, so the ladder of integers ends at 64 bits there.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ MOST_DIGITS = 38
 
 
 def ladder(kind: DataType, *, decimals: bool) -> tuple[DataType, ...]:
-    """Return `kind` and the types that it can become, the narrowest first. `decimals`: an integer may become a
-    decimal."""
+    """Return `kind` and the types that it can become, the narrowest first. With `decimals`, an integer may become a
+    decimal.
+    """
     if kind in _INTEGERS:
         return (*_INTEGERS[_INTEGERS.index(kind) :], *((DecimalType(MOST_DIGITS, 0),) if decimals else ()))
     if isinstance(kind, FloatType):
@@ -65,7 +66,7 @@ def widen(stored: DataType, wanted: DataType, *, decimals: bool, only: type[Data
 
 
 def wider(stored: DataType, wanted: DataType, path: str = "") -> Iterator[tuple[str, DataType]]:
-    """Yield the columns of `stored` that are wider in `wanted`, as SQL names them, with their new types."""
+    """Yield the columns of `stored` that are wider in `wanted`, by their names in SQL, with their new types."""
     if isinstance(stored, ArrayType) and isinstance(wanted, ArrayType):
         yield from wider(stored.elementType, wanted.elementType, f"{path}.element")
     elif isinstance(stored, StructType) and isinstance(wanted, StructType):
@@ -79,7 +80,7 @@ def wider(stored: DataType, wanted: DataType, path: str = "") -> Iterator[tuple[
 
 
 def fitted(column: Column, held: DataType, stored: DataType, *, decimals: bool) -> Column:
-    """Return `column`, of the type `held`, with each part as wide as `stored` has it. Other parts stay as they are."""
+    """Return `column`, which has the type `held`, with each part as wide as in `stored`. Other parts do not change."""
     if isinstance(held, StructType) and isinstance(stored, StructType):
         found = {field.name: field.dataType for field in stored.fields}
         parts = [

@@ -1,4 +1,4 @@
-"""Types of bytes: those that readers accept and those that writers return."""
+"""Types of byte strings: those that readers accept and those that writers return."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Messages to bytes and back, at any declared version.
 
-The one idea: callers see `decode` and `encode`; behind them stands one function per message and version, written from
-the grammar the first time it is needed. Any bytes that are not the message end in ProtocolError. The cost of a message
-is bounded by the bytes it came in, and a request's elements by a number.
+The one idea: callers see `decode` and `encode`; both use one function per message and version, which is generated from
+the grammar when it is first needed. Any bytes that are not the message end in ProtocolError. The cost of decoding a
+message is limited by its size in bytes, and the number of a request's elements is limited too.
 
-It does not handle headers and frames; other modules do.
+Other modules handle headers and frames.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The codecs of record batches: the records section to and from gzip, snappy, lz4 and zstd.
 
-The one idea: output goes to a buffer that grows up to a bound, so memory follows what is there, never what a header
-claims. Snappy comes in two framings, and both are read. It knows nothing of batches and their heads.
+The one idea: output goes to a buffer that grows up to a limit. So memory use depends on the actual data and never on
+the size that a header claims. Snappy has two framings, and both are read. This module does not know batches and their
+headers.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from protocol.buffer import Buffer
 from protocol.errors import ProtocolError
 
 MAX_DECOMPRESSED_BYTES = 128 * 1024 * 1024
-"""Default bound on what one batch may decompress to, against bombs."""
+"""Default limit on the decompressed size of one batch, as protection against decompression bombs."""
 
 _LENGTH = struct.Struct(">i")
 
 _LZ4_HEAD = bytes.fromhex("04224d18604082")
-"""Head of a frame of independent blocks of 64 KiB, without sizes and checksums: the frame that Java and librdkafka
-write."""
+"""Header of an lz4 frame of independent blocks of 64 KiB, without sizes and checksums. Java and librdkafka write such
+frames.
+"""
 _LZ4_BLOCK_BYTES = 64 * 1024
 _LZ4_AS_IT_IS = 1 << 31
 _LZ4_LENGTH = struct.Struct("<I")

@@ -18,8 +18,9 @@ from protocol.errors import ProtocolError
 NEWEST_VERSION = 3
 
 MAX_TOPICS, MAX_PARTITIONS = 5_000, 10_000
-"""Limits of one message that is read while other tasks wait: reading takes some fifteen milliseconds. Larger messages
-are refused unread, like torn ones. Then only the members know the contents."""
+"""Limits of one message that is read while other tasks wait. Reading a message of this size takes some fifteen
+milliseconds. Larger messages are refused unread, like truncated ones. Then only the members know their contents.
+"""
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
@@ -69,7 +70,8 @@ def decode_subscription(buffer: Buffer, *, bounded: bool = True) -> Subscription
 def subscribed_topics(buffer: Buffer) -> tuple[str, ...]:
     """Return only the topics, which come first in every version.
 
-    The coordinator needs no more of a classic member. sarama-cluster names version 1 and omits the fields of version 1.
+    The coordinator needs no other field of a classic member's subscription. sarama-cluster names version 1 and omits
+    the fields of version 1.
     """
     reader = _Reader(buffer, bounded=True)
     reader.version()
@@ -135,7 +137,9 @@ def _append_topic_partitions(out: bytearray, topics: tuple[TopicPartition, ...])
 
 
 class _Reader:
-    """A position in one blob. Each count is checked against the remaining bytes before an object is built from it."""
+    """Reads one byte string from its current position. Each count is checked against the remaining bytes before an
+    object is built from it.
+    """
 
     __slots__ = ("_buffer", "_partitions_left", "_position", "_topics_left")
 

@@ -357,31 +357,32 @@ NEVER = 2**15
 
 
 def encode_key(kind: Kind, key: Any) -> bytes:
-    """Encode a key. Raise ValueError if a value has no place on the wire."""
+    """Encode a key. Raise ValueError if the wire format cannot hold a value."""
     return _INT16.pack(kind.number) + _encode(kind.key, 0, NEVER, key)
 
 
 def encode_value(kind: Kind, version: int, value: Any) -> bytes:
-    """Encode a value. Raise ValueError if a part of it has no place on the wire."""
+    """Encode a value. Raise ValueError if the wire format cannot hold a part of it."""
     return _INT16.pack(version) + _encode(kind.value, version, kind.flexible_from, value)
 
 
 def decode_key(kind: Kind, buffer: Buffer) -> Any:
-    """Decode a key of this kind. Raise ProtocolError for a key of another kind, or for bytes that are no key."""
+    """Decode a key of this kind. Raise ProtocolError for a key of another kind, or for bytes that are not a key."""
     if _int16(buffer) != kind.number:
         raise ProtocolError(f"the key is not of kind {kind.number}")
     return _decode(kind.key, 0, NEVER, buffer)
 
 
 def decode_value(kind: Kind, buffer: Buffer) -> tuple[int, Any]:
-    """Return version and value. Raise ProtocolError for bytes that are no value."""
+    """Return version and value. Raise ProtocolError for bytes that are not a value."""
     version = _int16(buffer)
     return version, _decode(kind.value, version, kind.flexible_from, buffer)
 
 
 def owner_of(key: Buffer) -> str:
-    """Return the group or transactional id of a key; every kind begins with it. Raise ProtocolError for bytes that
-    are no key."""
+    """Return the group or transactional id with which the key of every kind begins. Raise ProtocolError for bytes that
+    are not a key.
+    """
     raw = bytes(key)
     _int16(raw)
     (length,) = _INT16.unpack_from(raw, 2) if len(raw) >= 4 else (-1,)

@@ -204,7 +204,7 @@ class ProtocolError(Exception):
 
 
 MAX_MESSAGE_CHARS = 400
-"""Longest error text. It is a sentence about one name, and is repeated for each of a hundred thousand elements."""
+"""Limit on the length of an error text. An answer may repeat this text for each of a hundred thousand elements."""
 
 
 class KafkaError(Exception):

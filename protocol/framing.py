@@ -18,13 +18,16 @@ from protocol.errors import ProtocolError
 SIZE_BYTES = 4
 SCRATCH_BYTES = 256 * 1024
 OWN_BUFFER_BYTES = 64 * 1024
-"""Memory that a frame may take as soon as it has begun."""
+"""Memory that a frame may use as soon as its first bytes have arrived."""
 GROWTH_FACTOR = 4
-"""A frame's own buffer is at most this many times what has arrived of it, so a megabyte costs one move, not many."""
+"""A frame's own buffer is at most this many times as large as the bytes that have arrived, so that a large frame is
+moved only a few times.
+"""
 
 WRITABLE_BYTES = 4 * 1024
-"""Size from which a frame is handed out writable: its records enter the log with their offsets written into the
-frame itself. Those of a smaller frame are copied once more."""
+"""Frames of at least this size are returned writable, because the log writes offsets into the frame itself. The records
+of a smaller frame are copied once more.
+"""
 
 Frame: TypeAlias = bytes | bytearray
 
@@ -38,8 +41,8 @@ class FrameError(ProtocolError):
 class FrameSplitter:
     """Frames of one connection.
 
-    Call `writable`, fill the start of what it returns, then tell `received` how many bytes that were. Between these
-    two calls nothing else may use the scratch buffer; after `received` it is free again, and returned frames own
+    Call `writable`, fill the start of the returned memory, and then call `received` with the number of bytes. Between
+    these two calls nothing else may use the scratch buffer; after `received` it is free again, and returned frames own
     their memory. `max_frame_bytes` bounds the size without its own four bytes (socket.request.max.bytes).
     """
 
@@ -48,7 +51,7 @@ class FrameSplitter:
     def __init__(self, max_frame_bytes: int, scratch: bytearray | None = None) -> None:
         self.max_frame_bytes = max_frame_bytes
         self.broken: FrameError | None = None
-        """Set when the stream cannot go on; the frames before the bad size have been returned."""
+        """Set when the stream cannot continue. The frames before the invalid size have been returned."""
         self._scratch = bytearray(SCRATCH_BYTES) if scratch is None else scratch
         if len(self._scratch) <= SIZE_BYTES:
             raise ValueError("the scratch buffer must hold more than a size")
@@ -59,12 +62,12 @@ class FrameSplitter:
 
     @property
     def torn(self) -> bool:
-        """Return whether the stream would end inside a frame if it ended here."""
+        """Return whether the stream ends inside a frame if no more bytes arrive."""
         return bool(self._head) or self._frame is not None
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes that have arrived of an incomplete frame."""
+        """Number of bytes of an incomplete frame that have arrived."""
         return len(self._head) if self._frame is None else self._arrived
 
     def writable(self) -> memoryview:
@@ -78,7 +81,7 @@ class FrameSplitter:
         return memoryview(self._scratch)[kept:]
 
     def received(self, byte_count: int) -> list[Frame]:
-        """Account for bytes written into the last `writable`; return the frames they complete, in order."""
+        """Account for bytes written into the last `writable`. Return the frames that these bytes complete, in order."""
         frame = self._frame
         if frame is None:
             return self._split(len(self._head) + byte_count)
@@ -87,7 +90,7 @@ class FrameSplitter:
             self._frame = None
             return [frame]
         if self._arrived == len(frame):
-            # A new buffer, not a resize: the caller may still hold a view of the old one.
+            # Use a new buffer instead of a resize, because the caller may still hold a view of the old one.
             grown = bytearray(min(self._frame_bytes, GROWTH_FACTOR * len(frame)))
             grown[: self._arrived] = frame
             self._frame = grown
@@ -121,8 +124,9 @@ class FrameSplitter:
 
 
 def _other_protocol(head: bytes) -> str:
-    """Name the other protocol that an impossible size may be the beginning of. It goes to the log, because both are
-    common mistakes."""
+    """Name the other protocol to which an impossible size may belong. The name is logged, because connections of such
+    clients are a common mistake.
+    """
     if head.startswith(b"\x16\x03"):
         return ": the client speaks TLS"
     if head in (b"GET ", b"HEAD", b"POST", b"PUT "):

@@ -291,7 +291,7 @@ class Record(Construct):
         self.struct_type = struct_type
         self.subcons = subcons
         self.absent = absent
-        """Fields that the version lacks. They are never written, and reading yields their defaults."""
+        """Fields that the version lacks. They are never written; reading sets them to their defaults."""
         self.tagged = tagged
         self.min_bytes = sum(min_bytes(subcon.subcon) for subcon in subcons) + (0 if tagged is None else 1)
 
@@ -311,7 +311,7 @@ class Record(Construct):
 
 
 def min_bytes(piece: Construct) -> int:
-    """Return the least number of bytes that a construct of a grammar takes."""
+    """Return the minimal number of bytes that a construct of a grammar needs."""
     return piece.length if isinstance(piece, FormatField) else cast("Any", piece).min_bytes
 
 
@@ -327,7 +327,7 @@ _numbers: Mapping[str, FormatField] = {
 
 @cache
 def grammar(message_type: type[Any], version: int) -> Record:
-    """Return the grammar of a message at a version; raise ValueError if the message has no such version."""
+    """Return the grammar of a message at a version. Raise ValueError if the message has no such version."""
     message = message_schema(message_type)
     if version not in message.versions:
         raise ValueError(f"{message_type.__name__} has no version {version}")
@@ -395,7 +395,7 @@ def parse(message_type: type[M], version: int, buffer: Buffer) -> tuple[M, int]:
 
 
 def build(message: Any, version: int) -> bytes:
-    """Build a message's bytes; raise ValueError if a value has no place on the wire."""
+    """Build a message's bytes. Raise ValueError if the wire format cannot hold a value."""
     message_type: type[Any] = message.__class__
     stream = io.BytesIO()
     try:

@@ -26,9 +26,9 @@ _NO_TAGGED_FIELDS = b"\0"
 
 class RequestHeader(NamedTuple):
     api_key: int
-    """Number of an API, perhaps an unknown one."""
+    """Number of an API. The API may be unknown."""
     api_version: int
-    """Version of the API, perhaps an unknown one."""
+    """Version of the API. The version may be unknown."""
     correlation_id: int
     client_id: str | None
 

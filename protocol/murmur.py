@@ -6,7 +6,9 @@ _SEED, _MIX, _MASK = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
 
 
 def murmur2(key: bytes) -> int:
-    """Return the murmur2 of a key with its sign bit cleared; modulo the partitions, it is the key's partition."""
+    """Return the murmur2 hash of a key, with its sign bit cleared. The hash modulo the number of partitions is the
+    key's partition.
+    """
     value = (_SEED ^ len(key)) & _MASK
     whole = len(key) // 4 * 4
     for start in range(0, whole, 4):

@@ -36,13 +36,17 @@ from protocol.records import (
 from protocol.varints import read_zigzag32, read_zigzag64, write_zigzag
 
 WINDOW_BYTES = 64 * 1024
-"""Bytes that the parser gets at a time. 32,000 empty headers, the costliest content, take it 4 ms."""
+"""Maximal number of bytes that the parser gets at a time. Even 32,000 empty headers, the costliest content, take only 4
+ms.
+"""
 
 WINDOW_RECORDS = 1_000
-"""Records that the parser gets at a time: a quarter of a millisecond, if the caller reads them without a pause."""
+"""Maximal number of records that the parser gets at a time. The caller reads so many without a pause in a quarter of a
+millisecond.
+"""
 
 MAX_HEADERS = 65_536
-"""Limit for one record larger than a window; in a window the bytes bound the headers."""
+"""Limit for one record larger than a window. In a window the number of bytes limits the headers."""
 
 _ZEROS = bytes(32)
 """Zeros after the last record. The parser reads at most two varints too far."""
@@ -94,8 +98,9 @@ class RecordReader:
         max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
         scratch: memoryview | None = None,
     ) -> None:
-        """Without `head`, it is read from the batch. With `scratch` (see `decompress`) the body may lie in `scratch`,
-        until that is used again."""
+        """Read the header from the batch if `head` is not given. With `scratch` (see `decompress`), the records may be
+        in `scratch` until it is used again.
+        """
         head = head or read_head(batch)
         if head.magic != MAGIC:
             raise ProtocolError(f"record batch of magic {head.magic}")
@@ -174,8 +179,9 @@ class RecordReader:
 
 
 def _without_codec(head: Buffer) -> bytearray:
-    """Return the head of the same batch without compression. Its length and CRC stay wrong, because the parser does not
-    read them."""
+    """Return the header of the same batch without compression. Its length and CRC are then wrong, but the parser does
+    not read them.
+    """
     plain = bytearray(head)
     plain[ATTRIBUTES_LOW_AT] &= ~CODEC_MASK
     return plain
@@ -220,7 +226,7 @@ def _whole_records(window: bytearray, start: int, limit: int, most: int) -> tupl
     """
     position, count = _alike(window, start, limit, most)
     for number in range(count, most):
-        # A length read at the limit or behind it gives a record that ends behind the limit.
+        # If a length is read at the limit or behind it, the record ends behind the limit.
         length = window[position]
         if length < 0x80:
             end = position + _ENDS[length]

@@ -26,11 +26,11 @@ from protocol.varints import read_zigzag32, read_zigzag64, write_zigzag
 
 HEAD_BYTES = 61
 LENGTH_END = 12
-"""batch_length counts the bytes after itself: a batch takes LENGTH_END + batch_length bytes."""
+"""batch_length counts the bytes after itself. So a batch takes LENGTH_END + batch_length bytes."""
 
 MAGIC = 2
 MIN_RECORD_BYTES = 7
-"""length, attributes, timestamp delta, offset delta, key length, value length, header count: one byte each."""
+"""One byte each for length, attributes, timestamp delta, offset delta, key length, value length and header count."""
 
 _HEAD = struct.Struct(">qiibIhiqqqhii")
 _LENGTH = struct.Struct(">i")
@@ -56,7 +56,7 @@ _CONTROL_VERSION = 0
 
 
 class TimestampType(IntEnum):
-    """Attribute bit 3."""
+    """Values of attribute bit 3."""
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
@@ -73,7 +73,7 @@ _CONTROL_TYPES = frozenset(ControlType)
 
 
 class BatchHead(NamedTuple):
-    """The fixed head of one batch, fields in wire order."""
+    """The fixed header of one batch, with its fields in wire order."""
 
     base_offset: int
     batch_length: int
@@ -91,7 +91,7 @@ class BatchHead(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the whole batch, head included."""
+        """Number of bytes of the whole batch, including its header."""
         return LENGTH_END + self.batch_length
 
     @property
@@ -100,7 +100,7 @@ class BatchHead(NamedTuple):
 
     @property
     def compression(self) -> Compression:
-        """Return the codec; raise ProtocolError for the three bit patterns that name none."""
+        """Return the codec. Raise ProtocolError for the three bit patterns that name no codec."""
         codec = self.attributes & CODEC_MASK
         if codec >= len(_CODECS):
             raise ProtocolError(f"unknown compression codec {codec}")
@@ -194,8 +194,8 @@ def split_batches(records: Buffer, *, fetched: bool = False) -> list[memoryview]
 
 
 def verify_crc(batch: Buffer, head: BatchHead | None = None) -> bool:
-    """Return whether the CRC-32C in the batch's head matches the bytes from the attributes to the end. Without `head`,
-    it is read from the batch.
+    """Return whether the CRC-32C in the batch's head matches the bytes from the attributes to the end. If `head` is not
+    given, the header is read from the batch.
 
     Raise ProtocolError if the batch is torn.
     """
@@ -247,7 +247,8 @@ def control_type_of(batch: Buffer) -> ControlType | None:
     """
     if not read_head(batch).is_control:
         return None
-    # Upstream looks at the first record only, and writes no second; reading all of them proves the batch whole.
+    # Upstream reads only the first record and never writes a second one. Reading all records proves that the batch is
+    # complete.
     records = list(iter_records(batch))
     if not records:
         return None
@@ -257,7 +258,7 @@ def control_type_of(batch: Buffer) -> ControlType | None:
     version, kind = cast("tuple[int, int]", _CONTROL_KEY.unpack_from(key))
     if version < _CONTROL_VERSION:
         raise ProtocolError(f"control record of version {version}")
-    # Later versions may add fields behind these two.
+    # Later versions may add fields after these two.
     return ControlType(kind) if kind in _CONTROL_TYPES else None
 
 
@@ -293,7 +294,7 @@ def _read_records(head: BatchHead, body: bytes) -> Iterator[Record]:
 def _read_headers(
     body: bytes, position: int, stop: int, count: int
 ) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
-    # Two length bytes at least for each header: bounds the count before any list grows.
+    # Each header needs at least two length bytes. So the count is limited before any list grows.
     if count < 0 or count * 2 > stop - position:
         raise ProtocolError(f"{count} headers cannot lie in {stop - position} bytes")
     headers: list[tuple[str, bytes | None]] = []
@@ -417,15 +418,18 @@ def end_marker(
 
 
 def without_producer(head: BatchHead) -> BatchHead:
-    """Return the head of the same records without a producer and a transaction. `seal_batch` makes the batch of it."""
+    """Return the header of the same records without a producer and a transaction. `seal_batch` builds the batch from
+    it.
+    """
     return head._replace(
         attributes=head.attributes & ~_TRANSACTIONAL_BIT, producer_id=-1, producer_epoch=-1, base_sequence=-1
     )
 
 
 def seal_batch(head: BatchHead, payload: Buffer) -> bytearray:
-    """Build the batch of this head and these compressed records. Length and CRC are computed; all other fields are
-    those of `head`."""
+    """Build the batch from this header and these compressed records. Length and CRC are computed; all other fields are
+    those of `head`.
+    """
     batch = bytearray(encode_head(head._replace(batch_length=HEAD_BYTES - LENGTH_END + len(payload))))
     batch += payload
     _UINT32.pack_into(batch, _CRC_AT, crc32c.crc32c(memoryview(batch)[_COVERED_AT:]))

@@ -30,7 +30,7 @@ class Direction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[T]):
-    """A wire kind of one value. Calling it declares a field of that kind."""
+    """A wire type of one value. Calling it declares a field of that type."""
 
     name: str
     """Upstream's name of the type."""
@@ -60,7 +60,9 @@ uuid = Kind("uuid", ZERO_UUID)
 string = Kind("string", "")
 binary = Kind("bytes", b"")
 records: Kind[Any] = Kind("records", None)
-"""Record batches as they are: a slice of the frame when decoded; when encoded also a tuple of chunks."""
+"""Record batches as they are. When decoded, the value is a slice of the frame; when encoded, it may also be a tuple of
+chunks.
+"""
 
 
 @overload
@@ -84,7 +86,7 @@ def array(
     tag: int | None = None,
     default: Any = (),
 ) -> Any:
-    """Declare an array of a kind or of a struct."""
+    """Declare an array of a wire type or of a struct."""
     return _declare(element, True, versions, nullable, tag, default)
 
 
@@ -108,7 +110,7 @@ def nested(
 
 @dataclass(frozen=True, slots=True)
 class _Declaration:
-    """Right side of the `=` in a class body until its decorator has run."""
+    """The right side of the `=` in a class body, until the class's decorator has run."""
 
     kind: Kind[Any] | type[Any]
     is_array: bool
@@ -127,11 +129,11 @@ def _declare(
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field as declared."""
+    """One field, as it was declared."""
 
     name: str
     kind: Kind[Any] | type[Any]
-    """The element's kind if `is_array`; a class decorated with `@struct` for structs."""
+    """The element's wire type if `is_array`. For structs, a class decorated with `@struct`."""
     is_array: bool
     versions: Versions
     nullable: Versions
@@ -213,12 +215,12 @@ def _define(declared: type[S]) -> tuple[type[S], tuple[Field, ...]]:
 
 
 def struct_schema(struct_type: type[Any]) -> StructSchema:
-    """Schema of a struct or message class; raises KeyError if it was not declared."""
+    """Return the schema of a struct or message class. Raise KeyError if the class was not declared."""
     return _structs[struct_type]
 
 
 def message_schema(message_type: type[Any]) -> MessageSchema:
-    """Schema of a message class; raises TypeError if it is none."""
+    """Return the schema of a message class. Raise TypeError if the class is not a message."""
     schema = _structs.get(message_type)
     if not isinstance(schema, MessageSchema):
         raise TypeError(f"{message_type.__name__} is not a message")
@@ -226,7 +228,7 @@ def message_schema(message_type: type[Any]) -> MessageSchema:
 
 
 def loaded_message(api_key: int, direction: Direction) -> MessageSchema | None:
-    """Return the schema of an API's request or response, None if its module is not loaded or declares none."""
+    """Return the schema of an API's request or response. Return None if its module is not loaded or declares none."""
     return _messages.get((api_key, direction))
 
 

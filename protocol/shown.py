@@ -7,7 +7,7 @@ repeats such a name passes it through `shown`, which leaves nothing that moves a
 from __future__ import annotations
 
 MAX_NAME_CHARS = 249
-"""The longest name of a topic. No other name is shown longer either."""
+"""The longest valid name of a topic. Other names are not shown longer than this either."""
 
 CUT = "…"
 

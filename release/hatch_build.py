@@ -1,4 +1,4 @@
-"""The wheel's layout: the rooms of the checkout lie in `sluice/_rooms`.
+"""The wheel's layout: the rooms (top-level packages of the program) are in `sluice/_rooms`.
 
 The one idea: this mapping exists in a built wheel only. An editable install points at the checkout, where the rooms
 are top-level directories.
@@ -14,7 +14,7 @@ ROOMS = ("gateway", "pipeline", "protocol", "storage")
 
 
 class Layout(BuildHookInterface[Any]):
-    """Add the rooms to a wheel that is not editable."""
+    """Adds the rooms to a wheel, unless the wheel is editable."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version != "editable":

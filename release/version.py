@@ -19,7 +19,7 @@ PYTHON_INFO = re.compile(r"^Version: (\S+)$", re.MULTILINE)
 
 
 def version(root: Path = ROOT) -> str:
-    """Return the version of the tree: the variable's, a source distribution's own, else the one git describes."""
+    """Return the version of the tree. It comes from the variable, from a source distribution, or from git."""
     given = os.environ.get(VARIABLE)
     if given:
         return given
@@ -36,7 +36,7 @@ def version(root: Path = ROOT) -> str:
 
 
 def _of_tag(release: str, commits: int, commit: str) -> str:
-    """Return `release` for the tagged commit itself, else a development version of the next release."""
+    """Return `release` for the tagged commit itself, otherwise a development version of the next release."""
     return release if commits == 0 else f"{_next(release)}.dev{commits}+g{commit}"
 
 
@@ -47,7 +47,7 @@ def _next(release: str) -> str:
 
 
 def _git(root: Path, *words: str) -> str | None:
-    """Return git's answer; None if git is missing or refuses."""
+    """Return git's output; None if git is missing or fails."""
     try:
         answer = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

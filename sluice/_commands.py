@@ -1,6 +1,6 @@
-"""The console scripts: make the rooms importable, then run the program.
+"""The console scripts: make the rooms (the program's packages) importable, then run the program.
 
-The one idea: only a process that is a Sluice command sees the rooms. A program that imports `sluice` or
+The one idea: only the process of a Sluice command can import the rooms. A program that imports `sluice` or
 `sluice.testing` keeps its own modules named `storage` or `protocol`.
 """
 
@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 ROOMS = Path(__file__).with_name("_rooms")
-"""Place of the rooms in an installed wheel. A checkout has no such directory: its rooms are on the path already."""
+"""Directory of the rooms in an installed wheel. A checkout has no such directory, because its rooms are already on the
+import path.
+"""
 EXIT_REFUSED = 2
 NO_WINDOWS = (
     "sluice: Sluice does not run on Windows, because it needs Unix sockets and file locks: use WSL 2 or the container "
@@ -46,6 +48,6 @@ def pipeline_main() -> int:
 
 
 def _enter() -> None:
-    """Put the rooms in front of this process's import path."""
+    """Put the directory of the rooms in front of this process's import path."""
     if ROOMS.is_dir():
         sys.path.insert(0, str(ROOMS))

@@ -1,4 +1,4 @@
-"""One group commit as a question to Postgres: which batches lie together, and what is decided per entry.
+"""One group commit as parameters for Postgres: which batches form a chunk, and which entries Postgres decides about.
 
 The one idea: batches of one partition are laid back to back, so everything the commit appends to a partition is one row
 of the index. Consecutive batches without a producer form one entry, because Postgres accepts or refuses them together.
@@ -19,7 +19,7 @@ from storage.types import Appended, NewBatch, Refusal
 
 @dataclass(slots=True)
 class _Entry:
-    """Batches that are accepted or refused together: indexes into the group, in the order of their offsets."""
+    """Batches that Postgres accepts or refuses together: their indexes in the group, in the order of their offsets."""
 
     candidate: int
     indexes: list[int]
@@ -33,7 +33,7 @@ class _Entry:
 
 
 RING = 5
-"""Batches of a producer that Postgres remembers in a partition (`producer_state`)."""
+"""Number of a producer's batches that Postgres remembers in a partition (`producer_state`)."""
 SEQUENCES = 2**31
 """Sequence numbers wrap after this number."""
 
@@ -131,11 +131,13 @@ class AppendGroup:
             room_bytes -= size_bytes
 
     def buffers(self, candidate: int) -> list[bytearray | memoryview]:
-        """Return the bytes of one future chunk. Candidates are numbered from 0."""
+        """Return the bytes of one candidate, which becomes a chunk if it is accepted. Candidates
+        are numbered from 0.
+        """
         return [self.batches[index].records for index in self.candidates[candidate]]
 
     def partition_key(self, candidate: int) -> int:
-        """Return the partition of a future chunk."""
+        """Return the partition of a candidate, which becomes a chunk if it is accepted."""
         return self._keys[self._partition_positions[candidate] - 1]
 
     def arguments(

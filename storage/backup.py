@@ -1,8 +1,8 @@
-"""A consistent copy of a database and its records while a node serves, and a new node made of one.
+"""Make a consistent copy of a database and its records while a node serves, and make a new node from such a copy.
 
-The one idea: one snapshot names every byte. `pg_dump` writes the index and the inline bytes as of that snapshot; the
-segments it names only ever grow and objects never change, so copying them afterwards gives what the snapshot meant.
-While it runs nothing is deleted: the sweep sees an advisory lock, and TRUNCATE meets the lock of a reader.
+The one idea: one snapshot determines every byte. `pg_dump` writes the index and the inline bytes as of that snapshot;
+the segments it names only ever grow and objects never change, so copying them afterwards yields the state of the
+snapshot. While a backup runs nothing is deleted: an advisory lock stops the sweep, and a reader's lock stops TRUNCATE.
 
 A backup is a directory: `database.dump`, `log/` with a segment for each segment or object, and `manifest.json`, which
 is written last. Files of an earlier backup are kept, so that the next one copies only new bytes. It may be restored
@@ -46,7 +46,7 @@ _PIPE_BYTES = 1024 * 1024
 _ERROR_LINES = 3
 _ERROR_BYTES = 16 * 1024
 _NAMES = frozenset({DUMP, f"{DUMP}.new", LOG, MANIFEST, f"{MANIFEST}.new"})
-"""Names that a backup's directory may hold, whether the backup is complete or torn."""
+"""Names that a backup's directory may contain, whether the backup is complete or incomplete."""
 _LOG_NAMES = frozenset({MARKER, f"{MARKER}.new"})
 """Names that `log/` may hold beside the segments."""
 _NO_TIMEOUTS = dict.fromkeys(
@@ -73,8 +73,8 @@ class BackupReport:
 
 
 async def back_up(url: str, store: ByteStore | None, target: Path) -> BackupReport:
-    """Write a backup of the database at `url` and of what it names in `store` to `target`, over an older one of the
-    same.
+    """Back up the database at `url`, and the objects in `store` that it refers to, to `target`. An older backup of the
+    same database there is updated.
 
     Raise StorageError if the database has no Sluice, if `target` holds something else, or if a copy fails.
     """
@@ -84,7 +84,7 @@ async def back_up(url: str, store: ByteStore | None, target: Path) -> BackupRepo
         try:
             await connection.execute(statement("lock_deletion_shared"))
             async with connection.transaction(isolation="repeatable_read", readonly=True):
-                # Take this lock before the first query takes the snapshot: from here on no slot is emptied.
+                # Take this lock before the first query takes the snapshot. From then on no slot is emptied.
                 await connection.execute(statement("hold_inline"))
                 snapshot: str = await connection.fetchval(statement("export_snapshot"))
                 rows = await connection.fetch(statement("objects_in_use"))
@@ -184,8 +184,9 @@ def _refuse_others(directory: Path, is_ours: Callable[[str], bool]) -> None:
 
 
 async def _copy_segments(store: ByteStore | None, target: Path, used: dict[int, int]) -> tuple[int, int]:
-    """Copy what is new of each segment or object, up to the position that the snapshot needs; return how many and
-    how much."""
+    """Copy the new bytes of each segment or object, up to the position that the snapshot needs. Return how many objects
+    and how many bytes were copied.
+    """
     if used and store is None:
         raise StorageError("records lie in a store: give it as --log-store")
     copies = SegmentDirectory(target / LOG)
@@ -256,7 +257,9 @@ async def _copy_back(source: Path, store: ByteStore, segments: dict[str, int]) -
 
 
 async def _make_own(url: str, store: ByteStore) -> None:
-    """Give the copied store its own identity. The marker comes last: without it a torn copy is not a store."""
+    """Give the copied store its own identity. Write the marker last, because without a marker an incomplete copy is not
+    a store.
+    """
     store_id = uuid4()
     async with translated_errors():
         connection = await _connect(url)

@@ -19,21 +19,25 @@ BLOCK_BYTES = 1024 * 1024
 SPAN_BLOCKS = 4
 """Maximal number of blocks that one request reads."""
 REQUESTS = 16
-"""Concurrent requests of all readers. With SPAN_BLOCKS this bounds the memory outside the cache."""
+"""Maximal number of concurrent requests of all readers. Together with SPAN_BLOCKS it limits the memory outside the
+cache.
+"""
 AHEAD_BLOCKS = 8
 """How many blocks are read ahead for a reader that reads in order. The next read-ahead begins when less than half is
 left."""
 CACHE_BYTES = 64 * 1024 * 1024
 
 Fetch = Callable[[int, int, int], Awaitable[tuple[memoryview, int]]]
-"""Object, first byte and byte after the last → the available bytes, and the object's size. Raises OSError."""
+"""Takes object, first byte, and the byte after the last. Returns the available bytes and the object's size. Raises
+OSError.
+"""
 
 Blocks = Mapping[int, bytes]
 _Place = tuple[int, int]
 
 
 class BlockCache:
-    """`fetch` reads a range and must return within a bounded time."""
+    """A cache of blocks. `fetch` reads a range and must return within a limited time."""
 
     def __init__(self, fetch: Fetch, *, cache_bytes: int = CACHE_BYTES, block_bytes: int = BLOCK_BYTES) -> None:
         self._fetch = fetch
@@ -44,7 +48,7 @@ class BlockCache:
         self._loading: dict[_Place, asyncio.Task[dict[int, bytes]]] = {}
         self._requests = asyncio.Semaphore(REQUESTS)
         self._sizes: OrderedDict[int, int] = OrderedDict()
-        """Sizes of the objects that were last read."""
+        """Sizes of the objects as of their last read."""
 
     @property
     def held_bytes(self) -> int:
@@ -176,6 +180,8 @@ class BlockCache:
 
 
 def _look_at(task: asyncio.Task[dict[int, bytes]]) -> None:
-    """Retrieve the error, so that asyncio does not report it as lost. The next reader asks again and sees the error."""
+    """Retrieve the error, so that asyncio does not report it as lost. The next reader sends the request again and sees
+    the error.
+    """
     if not task.cancelled():
         task.exception()

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 Buffer = bytes | bytearray | memoryview
 Range = tuple[int, int]
-"""Position and size."""
+"""Position and size in bytes."""
 
 MARKER = "sluice-store.json"
 """Name of the marker in a store."""
@@ -33,7 +33,7 @@ class FoundObject:
     object_id: int
     size_bytes: int
     age_s: float
-    """Time since the last write, by the store's clock and ours."""
+    """Time since the last write, by the clocks of the store and of this machine."""
 
 
 class ByteStore(Protocol):
@@ -41,20 +41,20 @@ class ByteStore(Protocol):
 
     @property
     def location(self) -> str:
-        """The place in the spelling of the setting."""
+        """The place, as the setting spells it."""
         ...
 
     @property
     def listing_interval_s(self) -> float:
-        """Time between two searches for unknown objects: some stores charge for listing."""
+        """Time between two searches for unknown objects. It is long for stores that charge for listing."""
         ...
 
     def name(self, object_id: int) -> str:
-        """Return the object's name in the store, for people."""
+        """Return the object's name in the store, for messages to people."""
         ...
 
     async def put(self, object_id: int, pieces: Sequence[Buffer]) -> None:
-        """Write a whole new object durably. If this raises, the object may exist all the same."""
+        """Write a whole new object durably. If this raises an error, the object may exist nevertheless."""
         ...
 
     async def load(self, object_id: int, ranges: Sequence[Range], look: Callable[[list[bytearray]], T]) -> T:
@@ -63,8 +63,9 @@ class ByteStore(Protocol):
         ...
 
     def forget(self, object_id: int | None) -> None:
-        """Drop what was cached of the object (None: of all), because it was wrong. The next read asks the store
-        itself."""
+        """Drop what is cached of the object (None: of all objects), because it was wrong. The next read asks the store
+        itself.
+        """
         ...
 
     async def remove(self, object_ids: Sequence[int]) -> None:

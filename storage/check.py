@@ -32,7 +32,7 @@ _MISTAKES = {
     "group_not_under_way": "group {group_id!r}: producer {producer_id} is in a transaction that is not under way",
     "offsets_not_under_way": "group {group_id!r}: offsets of producer {producer_id} are pending in no transaction",
 }
-"""Sentences about rows that an incompletely ended transaction leaves behind."""
+"""Sentences about rows of transactions that should not exist in their state."""
 
 
 @dataclass(slots=True)

@@ -1,11 +1,10 @@
-"""Turn rows of the index into batches: fetch the bytes from where they lie, check them, and cache them for the next
-reader.
+"""Turn rows of the index into batches: fetch the bytes, check them, and cache them for the next reader.
 
-The one idea: a chunk never changes under its place. So checked bytes may be cached as long as there is room, and
-concurrent readers of one place share them. Threads read files and split batches. An object that cannot be read delays
-nothing else.
+The one idea: the bytes at a place never change. So checked bytes may be cached as long as there is room, and concurrent
+readers of one place share them. Threads read files and split batches. An object that cannot be read delays nothing
+else.
 
-The reader asks Postgres nothing. A missing chunk may have moved, and only the caller can look again.
+The reader sends no query to Postgres. A missing chunk may have moved, and only the caller can look again.
 """
 
 from __future__ import annotations
@@ -26,7 +25,9 @@ BATCH_OVERHEAD_BYTES = 300
 """Memory of a cached batch besides its bytes."""
 
 INLINE_ON_LOOP_BYTES = 64 * 1024
-"""Inline chunks with fewer bytes in all are split on the caller's thread, because another thread would cost more."""
+"""If the inline chunks of a read have fewer bytes in total, they are split on the caller's thread, because another
+thread would cost more.
+"""
 
 Batches = tuple[StoredBatch, ...]
 Results = list[Batches | DamagedChunkError]
@@ -48,7 +49,7 @@ class ChunkReader:
         return await self._read(chunks, keep=False)
 
     async def batches(self, chunks: Sequence[Chunk]) -> Results:
-        """Return the batches of each chunk, or the reason why it has none."""
+        """Return the batches of each chunk, or the reason why the chunk cannot be read."""
         return await self._read(chunks, keep=True)
 
     async def _read(self, chunks: Sequence[Chunk], *, keep: bool) -> Results:
@@ -114,7 +115,7 @@ class ChunkReader:
             self._cached_bytes -= freed_bytes
 
     def forget(self) -> None:
-        """Drop the cache, because places may hold other bytes from now on."""
+        """Drop the cache, because places may hold other bytes from now on, after a change of history."""
         self._cache.clear()
         self._cached_bytes = 0
         if self._store is not None:

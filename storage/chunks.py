@@ -20,8 +20,9 @@ import crc32c
 from storage.types import PartitionKey, StoredBatch
 
 CHUNK_BYTES = 1024 * 1024
-"""Batches are combined up to this size; a larger batch is a chunk of its own. It bounds how much is read in vain for
-a single batch."""
+"""Batches are combined up to this size; a larger batch is a chunk of its own. The size limits how many unneeded bytes
+are read for a single batch.
+"""
 
 _HEAD = struct.Struct(">qiibIhiqq")
 """base offset, length, leader epoch, magic, CRC, attributes, last offset delta, base and max timestamp."""
@@ -41,7 +42,7 @@ class DamagedChunkError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A row of the index. `records` holds its bytes if they lie inline."""
+    """A row of the index. `records` holds the chunk's bytes if they are inline."""
 
     partition_key: PartitionKey
     base_offset: int
@@ -88,7 +89,7 @@ def chunk_of(row: Mapping[str, Any]) -> Chunk:
 
 
 def write_head(batch: bytearray | memoryview, base_offset: int, leader_epoch: int) -> None:
-    """Write into a batch's head what only the log knows."""
+    """Write into a batch's header the fields that only the log knows: base offset and leader epoch."""
     _BASE_OFFSET.pack_into(batch, 0, base_offset)
     _LEADER_EPOCH.pack_into(batch, _LEADER_EPOCH_AT, leader_epoch)
 

@@ -26,11 +26,12 @@ from storage.turns import in_turns
 from storage.types import PartitionKey, StoredBatch
 
 _ATTEMPTS = 3
-"""How often a replacement is recomputed if the bytes of a chunk were moved concurrently, and how often sizes are
-recounted if the log start has moved."""
+"""Number of times that a replacement is recomputed if the bytes of a chunk were moved concurrently. Sizes are recounted
+as often if the log start has moved.
+"""
 
 _COUNTED_AT_A_TIME = 20_000
-"""Chunks that one statement counts."""
+"""Number of chunks that one statement counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +232,7 @@ def _replace(
     removed: set[int],
     added: Sequence[StoredBatch],
 ) -> _Replacement:
-    """Work out the new chunks for the chunks in which batches change."""
+    """Compute the new chunks for the chunks in which batches change."""
     going = [batch for _, batches in held for batch in batches if batch.base_offset in removed]
     if len(going) != len(removed):
         raise StorageConflict(f"compaction of partition {run.partition_key} was overtaken: a batch is gone")

@@ -1,7 +1,7 @@
 """Read what the console shows: groups, the journal between two times, topics, transactions.
 
-The one idea: every statement runs on the cold pool and returns a bounded number of rows, so that a person who looks
-cannot delay a client. Nothing here writes, except the rows of the journal that say what an administrator did.
+The one idea: every statement runs on the cold pool and returns a bounded number of rows, so that the console cannot
+delay a client. Nothing here writes, except the rows of the journal that say what an administrator did.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from storage.queries import statement
 from storage.text import loaded, stored
 
 Loaded = dict[str, Any]
-"""One row: column to value, with Kafka's strings restored."""
+"""One row, which maps each column to its value. Kafka's strings are restored."""
 
 MAX_ROWS = 20_000
 """Maximal number of rows of one kind that a timeline reads."""
 MAX_ROWS_BEFORE = 5_000
 """Maximal number of rows before a timeline that are read to find who owned what at its beginning."""
 LAG_ROWS = 100_000
-"""The newest numbers of the journal among which the history of lag is read."""
+"""Number of the journal's newest rows in which the history of lag is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Stretch:
     members: Mapping[str, Loaded]
     """Name and host of the members, by member id."""
     is_cut: bool
-    """True if the time holds more rows than were read; the oldest are missing."""
+    """True if the interval has more rows than were read. Then the oldest rows are missing."""
 
 
 class ConsoleStore:
-    """Each call raises StorageError if Postgres does not answer."""
+    """Reads for the console. Each call raises StorageError if Postgres does not respond."""
 
     def __init__(self, database: Database) -> None:
         self._pool = database.cold
@@ -53,7 +53,9 @@ class ConsoleStore:
         return await self._pool.fetch_value(statement("console_position"))
 
     async def group_position(self, group_id: str) -> tuple[int | None, ...]:
-        """Return values of which at least one changes whenever the timeline of the group does."""
+        """Return values that identify the state of a group's timeline: at least one changes whenever the timeline
+        changes.
+        """
         row = await self._pool.fetch_row(statement("console_group_position"), stored(group_id))
         assert row is not None
         return tuple(row.values())

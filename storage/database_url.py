@@ -20,7 +20,9 @@ _HOST = re.compile(r"(?:\[[^@\[\]]+\]|[^:@\[\]]+)(?::(?P<port>[^:]*))?")
 
 @dataclass(frozen=True, slots=True)
 class DatabaseUrl:
-    """The parts as they were written, nothing unquoted; hosts with their ports, none for a socket in the query."""
+    """The parts of the URL as they were written, still quoted. Each host has its port. The list of hosts is empty if
+    the query names a socket.
+    """
 
     scheme: str
     login: str | None

@@ -26,7 +26,7 @@ MAX_RETRY_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Statements of one turn, and the most rows that one statement removes."""
+    """Statements of one turn, and the maximal number of rows that one statement removes."""
 
     statements: int = 20
     partitions: int = 1_000
@@ -62,7 +62,7 @@ class PendingDeletion:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The result of a bounded share of the work. `gone`: nothing is left of the topic."""
+    """The result of one turn of the work. With `gone`, nothing is left of the topic."""
 
     gone: bool
     deleted_batches: int
@@ -75,7 +75,9 @@ class DeletionStore:
         self._cold = database.cold
         self._control = database.control
         self._fenced: dict[UUID, int | None] = {}
-        """The partition index up to which topics in progress are fenced; None: all partitions are."""
+        """For topics in progress, the index of the partition up to which all are fenced. None if all partitions are
+        fenced.
+        """
 
     async def due(self, limit: int) -> list[DueDeletion]:
         """Return the oldest due deletions, at most `limit`."""
@@ -187,8 +189,9 @@ class _Turn:
         return await self._pool.fetch_value(statement(name), *arguments)
 
     async def remove_all(self, name: str, of: object, limit: int) -> bool:
-        """Repeat a statement that removes up to `limit` rows until the last is removed. Return False when the budget is
-        used up."""
+        """Repeat a statement that removes up to `limit` rows until no rows are left. Return False if the turn's budget
+        is used up before.
+        """
         while not self.is_over:
             if await self.value(name, of, limit) < limit:
                 return True

@@ -12,16 +12,16 @@ from storage.queries import statement
 class ServerReport:
     major_version: int
     clock_ms: int
-    """The server's clock, in milliseconds since 1970."""
+    """Time of the server's clock, in milliseconds since 1970."""
     fsync: bool
     full_page_writes: bool
     max_wal_bytes: int
     usable_connections: int
-    """`max_connections` without the reserved ones."""
+    """`max_connections` minus the reserved connections."""
 
 
 async def read_server(database: Database) -> ServerReport:
-    """Return the state of the server. Raise StorageError. The database needs no tables."""
+    """Return the state of the server. This needs no tables in the database. Raise StorageError."""
     row = await database.control.fetch_row(statement("server_report"))
     assert row is not None
     return ServerReport(**row)

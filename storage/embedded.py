@@ -52,20 +52,20 @@ CLUSTER = "postgres"
 """Name of the cluster's directory."""
 INITDB_SECONDS = 120.0
 START_SECONDS = 300.0
-"""Bound of one start: crash recovery replays at most `max_wal_size` of WAL."""
+"""Limit for the time of one start. Crash recovery replays at most `max_wal_size` of WAL."""
 LEFTOVER_FAST_SECONDS = 60.0
 """How long a server of a killed predecessor may take for its own fast shutdown."""
 POLL_SECONDS = 0.01
 FIRST_BACKOFF_SECONDS = 0.05
 STEADY_SECONDS = 60.0
-"""A server that ran this long starts again with the first back-off."""
+"""If a server ran for this long before it died, the next start uses the first, shortest back-off."""
 MAX_SMALL_FILE_BYTES = 4096
-"""Limit for PG_VERSION and postmaster.pid."""
+"""Largest size of PG_VERSION and postmaster.pid that is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds of a server's end, restarts and log."""
+    """Limits for a server's shutdown, restarts and log."""
 
     stop_fast_s: float = 1.5
     """How long a fast shutdown may take. An immediate shutdown follows: it loses nothing durable, and the next start
@@ -111,7 +111,7 @@ class EmbeddedPostgres:
         self.cluster_dir = self.data_dir / CLUSTER
         self.log_path = self.data_dir / "postgres.log"
         self.restarts = 0
-        """How often the server died under us and was started again."""
+        """Number of times that the server died and was started again."""
         self._connections = connections
         self._bounds = bounds
         self._given_programs = programs
@@ -143,7 +143,7 @@ class EmbeddedPostgres:
     async def start(self) -> str:
         """Start the server, creating the cluster at the first time, and return `url`.
 
-        Raises EmbeddedPostgresError when another process holds the directory or the server cannot run.
+        Raise EmbeddedPostgresError if another process holds the directory or the server cannot run.
         """
         try:
             self._programs = await asyncio.to_thread(find_programs, self._given_programs)
@@ -178,7 +178,7 @@ class EmbeddedPostgres:
     # --- the data directory -----------------------------------------------------------------------------------
 
     def _take_lock(self) -> None:
-        # An existing directory without a lock is a person's own, and may hold other things.
+        # A directory that exists without a lock file may belong to a person and hold other things.
         self._is_ours = make_directory(self.data_dir) or self._lock_path.exists()
         lock_fd = open_lock(self._lock_path)
         try:
@@ -496,7 +496,7 @@ class EmbeddedPostgres:
         raise EmbeddedPostgresError(f"a postgres with pid {pid} holds {self.cluster_dir} and does not stop")
 
     def _leftover_pid(self) -> int | None:
-        """Pid of a live postmaster on our cluster that is not our child."""
+        """Return the pid of a live postmaster on our cluster that is not our child."""
         pid, _ = self._postmaster_status()
         if pid is None:
             return None

@@ -14,7 +14,7 @@ from storage.postgres_programs import EmbeddedPostgresError, last_line
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
 ACCOUNT = "sluice"
-"""System user of the server if root starts it."""
+"""System user that runs the server if root starts it."""
 USERADD = (
     *("useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"),
     *("--shell", "/usr/sbin/nologin", ACCOUNT),
@@ -27,7 +27,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Account that the server runs as; None for this process's own."""
+    """Account that runs the server; None for this process's own account."""
 
     uid: int
     gid: int

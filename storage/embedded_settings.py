@@ -10,12 +10,12 @@ from storage.embedded_socket import PORT
 FIRST_WITH_IO_WORKERS = 18
 
 SERVER_SETTINGS: Mapping[str, str] = {
-    # Reached through a private Unix socket only.
+    # The server is reachable through a private Unix socket only.
     "listen_addresses": "",
     "port": str(PORT),
     "unix_socket_permissions": "0700",
     "max_connections": "100",
-    # Every acknowledgement stands on a synced commit.
+    # Every acknowledgement needs a synced commit.
     "fsync": "on",
     "synchronous_commit": "on",
     "full_page_writes": "on",
@@ -37,7 +37,7 @@ SERVER_SETTINGS: Mapping[str, str] = {
     "max_wal_size": "1GB",
     "min_wal_size": "512MB",
     "checkpoint_timeout": "15min",
-    # Indexes and the partition rows; batches are written once and read from the tail or the page cache.
+    # Memory for indexes and partition rows. Batches are written once and then read from the tail or the page cache.
     "shared_buffers": "256MB",
     "huge_pages": "try",
     # Short keyed statements on local storage: no parallel plans, no compilation, cheap random pages.
@@ -60,7 +60,9 @@ SERVER_SETTINGS: Mapping[str, str] = {
 
 
 def configuration(settings: Mapping[str, str], connections: int, socket_directory: Path, major: int) -> str:
-    """Return the text of postgresql.conf for a server of the major version, with room for at least `connections`."""
+    """Return the text of postgresql.conf for a server of the major version. It allows at least `connections`
+    connections.
+    """
     most = max(connections, int(settings["max_connections"]))
     settings = {**settings, "max_connections": str(most), "unix_socket_directories": str(socket_directory)}
     if major < FIRST_WITH_IO_WORKERS:

@@ -24,7 +24,7 @@ class StorageConflict(StorageError):  # noqa: N818 - a state, not a mistake
 
 
 class TransactionTooLarge(StorageError):  # noqa: N818 - a state, not a mistake
-    """The transaction may not enlist so many partitions and groups. Nothing was written."""
+    """The transaction may not enlist this many partitions and groups. Nothing was written."""
 
 
 class PoolerError(StorageError):

@@ -22,7 +22,9 @@ from storage.types import CoordinatorLease, Document, GroupChange, GroupRecord, 
 
 DELETED_AT_A_TIME = 10_000
 _ROWS_PER_TURN = 250
-"""Rows of members whose documents are parsed without giving way: some milliseconds."""
+"""Number of rows of members whose documents are parsed without yielding to the event loop. This takes some
+milliseconds.
+"""
 
 
 class GroupStore:
@@ -34,8 +36,9 @@ class GroupStore:
         self._deleted_at_a_time = deleted_at_a_time
 
     async def load(self, group_ids: Sequence[str]) -> dict[str, GroupRecord]:
-        """Load those of the groups that exist. The caller waits for their members from now on (see
-        `GroupRecord.silent_ms`)."""
+        """Load those of the groups that exist. From now on the caller waits for their members (see
+        `GroupRecord.silent_ms`).
+        """
         rows = await self._pool.fetch(statement("load_groups"), [stored(group_id) for group_id in group_ids])
         return {record.group_id: record async for record in _groups(rows)}
 
@@ -182,7 +185,7 @@ def _group(row: Row, members: Sequence[MemberRecord]) -> GroupRecord:
 
 
 _NUL = "\\u0000"
-"""The character NUL as JSON escapes it; Postgres' jsonb has no such character."""
+"""The escape by which JSON represents the character NUL. Postgres' jsonb cannot hold this character."""
 _ESCAPE = stored("\0")[0]
 
 

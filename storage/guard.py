@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from storage.errors import StorageUnavailable
 
 REMEMBERED_TRANSACTIONS = 128
-"""More than the number of connections that append, because commits are reported in another order than that of the
-log."""
+"""Number of transactions to remember. It exceeds the number of appending connections, because commits are reported in
+another order than in the log.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Known:
 
     history: int
     flushed_lsn: int = 0
-    """How far its write-ahead log had been seen on disk."""
+    """Position up to which its write-ahead log was known to be on disk."""
     transactions: Sequence[int] = ()
     """The last acknowledged transactions."""
 
@@ -42,7 +43,7 @@ class Witness:
     """A new connection's answers about its server."""
 
     identity: str | None
-    """None on a standby."""
+    """Identity of the server; None on a standby."""
     flushed_lsn: int | None
     history: int | None
     has_all: bool
@@ -62,17 +63,17 @@ class HistoryGuard:
 
     @property
     def accepted(self) -> bool:
-        """True if a history has been accepted."""
+        """True once a history has been accepted."""
         return self._identity is not None
 
     @property
     def identity(self) -> str | None:
-        """Identity of the server of the accepted history; None before the first."""
+        """Identity of the server of the accepted history. None before a history is accepted."""
         return self._identity
 
     @property
     def history(self) -> int:
-        """Number of the accepted history."""
+        """Number of the accepted history. It rises when the database lost commits."""
         return self._history
 
     def known(self) -> Known:

@@ -45,8 +45,7 @@ class HistoryStore:
         self._guard: HistoryGuard = database.guard
         self.history = NEVER_SEEN
         self._put_back = NEVER_SEEN
-        """Number of the history of which an earlier run of a node had seen more than the restored database now holds.
-        """
+        """Number of the history of which an earlier run of a node had seen more than the restored database now has."""
 
     async def changed(self) -> None:
         """Wait until a connection has found another history."""

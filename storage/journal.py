@@ -86,7 +86,7 @@ class JournalOffset(JournalRow):
     log_end_offset: int | None
     error_code: int
     commit_count: int = 1
-    """Commits that the row stands for. If more than one, the other fields describe the first."""
+    """Number of commits for which the row stands. If there are several, the other fields describe the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

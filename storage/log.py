@@ -1,14 +1,14 @@
-"""The record log: an index in Postgres, and bytes that are kept as they came.
+"""The record log: an index in Postgres, and records whose bytes are stored as they arrived.
 
 The one idea: an append is one transaction for many partitions. In it Postgres decides offsets and duplicates under the
 partitions' row locks (`append_chunks` in functions/log.sql; `append_plain` and `append_one` for usual commits) and
-writes a row per chunk. This module decides where the bytes lie. A small commit carries them into Postgres in the same
-statement. A large one is written and synced to a segment before its statement, so that Postgres holds no lock while the
-disk works. A read is one statement whose cost follows what it returns, and the bytes of the chunks it names.
+writes a row per chunk. This module decides where the bytes are stored. The statement of a small commit also writes the
+bytes to Postgres. A large one is written and synced to a segment before its statement, so that Postgres holds no lock
+while the disk works. A read is one statement whose cost follows what it returns, and the bytes of the chunks it names.
 
-It reads no byte of a batch but its head, caches only what it read from files, and notifies no reader. A
-StorageUnavailable from `append` says nothing about whether the batches are in the log; a producer that retries with its
-sequence gets the right answer.
+The module reads only the header of a batch, caches only bytes from files, and notifies no reader. A StorageUnavailable
+from `append` says nothing about whether the batches are in the log; a producer that retries with its sequence gets the
+right answer.
 """
 
 from __future__ import annotations
@@ -74,21 +74,26 @@ _RAISE_LOG_START = statement("raise_log_start")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds of single statements."""
+    """Limits of single statements."""
 
     copy_mean_bytes: int = 64 * 1024
     copy_group_bytes: int = 512 * 1024
-    """Groups of at least this size, with at least this mean size of a chunk, are written inline by COPY. The mean is
-    within the measured crossover (16 to 256 KiB). The group's size is a judgement: COPY takes four round trips, a
-    statement one."""
+    """Groups of at least this size, with at least this mean size of a chunk, are written inline by COPY. The limit on
+    the mean is within the measured range of break-even points (16 to 256 KiB). The limit on the group's size is an
+    estimate, because COPY takes four round trips and a statement takes one.
+    """
     requests: int = 500
-    """Partitions that one statement reads. Its rows are handled in one go: some milliseconds for so many."""
+    """Number of partitions that one statement reads. Its rows are processed without a pause: this number takes some
+    milliseconds.
+    """
     aborted: int = 5_000
-    """Aborted transactions that one read returns. If there are more, the read ends before their records, except for its
-    first batch's."""
+    """Number of aborted transactions that one read returns. If there are more, the read ends before their records. The
+    first batch is an exception.
+    """
     batches: int = 5_000
-    """Batches that one statement returns, not counting the rest of a chunk. Each costs some microseconds, large or
-    small."""
+    """Number of batches that one statement returns, not counting the rest of a chunk. Each batch costs some
+    microseconds, whether large or small.
+    """
 
 
 BOUNDS = Bounds()
@@ -360,7 +365,7 @@ class LogStore:
         rows = await self._cold.fetch(
             _READ_CHUNKS,
             [request.partition_key for request in requests],
-            # No log begins below 0.
+            # No log begins below offset 0.
             [-1 if states_only else request.offset for request in requests],
             [request.max_bytes for request in requests],
             [request.committed for request in requests],
@@ -457,7 +462,7 @@ class LogStore:
         timestamp_ms: int = -1 if row["max_timestamp_ms"] is None else row["max_timestamp_ms"]
         first: StoredBatch | None = None
         for chunk in await self.chunks_between(key, log_start_offset, log_start_offset):
-            # Only the chunk that contains the log start may have lost a part.
+            # Only the chunk that contains the log start may be partly below it.
             for batch in await self._batches_of(chunk):
                 if batch.last_offset >= log_start_offset and batch.max_timestamp_ms > (
                     timestamp_ms - 1 if first is None else first.max_timestamp_ms
@@ -502,7 +507,7 @@ def _shortened(asking: Sequence[tuple[int, ReadResult]], ends: Sequence[int], la
 
 
 def _behind(state: PartitionState, log_start_offset: int) -> PartitionState:
-    """Return the state once the log start has moved."""
+    """Return the state after the log start has moved."""
     return replace(
         state,
         log_start_offset=log_start_offset,

@@ -84,7 +84,8 @@ async def _install_functions(connection: Connection) -> None:
     """Create the schema of this release's functions once. It is never changed."""
     if await connection.fetchval(statement("schema_exists"), schema.FUNCTION_SCHEMA):
         return
-    await connection.execute(f"create schema {schema.FUNCTION_SCHEMA}")  # hexadecimal digits: nothing to quote
+    # The name has hexadecimal digits only, so it needs no quoting.
+    await connection.execute(f"create schema {schema.FUNCTION_SCHEMA}")
     await connection.execute(statement("use_search_path"), f"{schema.FUNCTION_SCHEMA}, {schema.TABLE_SCHEMA}")
     for _, sql in schema.functions():
         await connection.execute(sql)

@@ -47,14 +47,15 @@ class Sizes:
     """Approximate size of an object in a bucket, held in memory until it is written. An object may be half as large
     again or half as small; only the last one of a move is smaller."""
     listed_chunks: int = 250
-    """Chunks that become values at once on the event loop, which takes a millisecond."""
+    """Chunks that the event loop turns into values at once, which takes a millisecond."""
     moved_chunks: int = 250
-    """Chunks that are read at a time, merged into one at most, and renamed at a time in a segment. Producers of their
-    partitions wait during the rename, and the event loop is blocked for two milliseconds during the read."""
+    """Chunks that are read at a time, merged into at most one chunk, and renamed at a time in a segment. During the
+    rename producers of their partitions wait. During the read the event loop is blocked for two milliseconds.
+    """
 
     @property
     def sorted_bytes(self) -> int:
-        """Bytes of chunks that are sorted into log order together."""
+        """Number of bytes of chunks that are sorted into log order together."""
         return 2 * self.object_bytes
 
 
@@ -257,7 +258,7 @@ class Mover:
 
 
 async def _gathered(pages: AsyncIterable[list[Chunk]], sizes: Sizes) -> AsyncIterator[_OfPartitions]:
-    """Yield the same chunks, collected into the amounts that are sorted together."""
+    """Yield the same chunks in lists, each of which is sorted together."""
     gathered: _OfPartitions = {}
     count = size_bytes = 0
     async for page in pages:
@@ -280,7 +281,7 @@ def _in_order(gathered: _OfPartitions) -> Iterator[Chunk]:
 
 
 def _runs(chunks: Iterable[Chunk], sizes: Sizes) -> Iterator[_Run]:
-    """Yield the groups of neighbours that become one chunk each."""
+    """Yield groups of neighbouring chunks. Each group becomes one chunk."""
     run: list[Chunk] = []
     size_bytes = 0
     for chunk in chunks:

@@ -116,7 +116,9 @@ class NodeStore:
         return [_node(row) for row in rows]
 
     async def reports(self) -> list[NodeReport]:
-        """Report on each live node, ordered by id. For people: it counts leases, which no node does while it serves."""
+        """Report on each live node, ordered by id. This is for people: it counts leases, which a serving node never
+        does.
+        """
         rows = await self._pool.fetch(statement("node_reports"))
         return [
             NodeReport(
@@ -162,7 +164,9 @@ class NodeStore:
         return [_node(row) for row in await self._pool.fetch(statement("fenced_nodes"))]
 
     async def metadata_log(self, kind: LeaseKind, shard: int) -> MetadataLog:
-        """Return the catalog's revision, and the live nodes that follow it, one of which may have a lease."""
+        """Return the catalog's revision, and the live nodes that follow it. One of these nodes may hold the lease of
+        this kind and shard.
+        """
         rows = await self._pool.fetch(statement("metadata_log"), kind.value, shard)
         return MetadataLog(
             max((row["revision"] for row in rows), default=0),
@@ -180,19 +184,21 @@ class NodeStore:
         await self._pool.fetch(statement("finalize_features"), list(levels), list(levels.values()))
 
     async def announce(self, payloads: Sequence[str]) -> None:
-        """Notify the other nodes of appends. Nothing durable depends on it: the call waits for no disk."""
+        """Notify the other nodes of appends. Nothing durable depends on the notification, so the call does not wait for
+        the disk.
+        """
         await self._pool.fetch(statement("announce"), list(payloads))
 
     async def tell_followed(self, topic_name: str) -> None:
-        """Notify every node that a client reads an internal topic. Nothing durable depends on it."""
+        """Notify every node that a client reads an internal topic. Nothing durable depends on the notification."""
         await self._pool.fetch(statement("tell_followed"), topic_name)
 
     async def ask_for_figures(self) -> None:
-        """Notify every node that a console asks for its figures. Nothing durable depends on it."""
+        """Notify every node that a console requests its metrics. Nothing durable depends on the notification."""
         await self._pool.fetch(statement("ask_for_figures"))
 
     async def tell_figures(self, payload: str) -> None:
-        """Notify every node of one node's figures. Nothing durable depends on it."""
+        """Notify every node of one node's metrics. Nothing durable depends on the notification."""
         await self._pool.fetch(statement("tell_figures"), payload)
 
     async def withdraw(self, node_id: NodeId) -> None:

@@ -19,17 +19,17 @@ from storage.queries import statement
 from storage.types import NodeId
 
 REVISIONS = "sluice_revision"
-"""A change of the catalog was committed; its revision."""
+"""Channel for committed changes of the catalog. The payload is the revision."""
 NODES = "sluice_nodes"
-"""A node started, stopped, or released leases."""
+"""Channel for nodes that start, stop, or release leases."""
 FOLLOWED = "sluice_followed"
-"""A client reads the internal topic of that name; see `gateway/internal_log/writer.py`."""
+"""Channel for clients that read an internal topic. The payload is its name; see `gateway/internal_log/writer.py`."""
 LOOKS = "sluice_look"
-"""A console asks all nodes for their figures; see `gateway/cluster/figures.py`."""
+"""Channel by which a console requests the metrics of all nodes; see `gateway/cluster/figures.py`."""
 FIGURES = "sluice_figures"
-"""The figures of a node."""
+"""Channel for the metrics of a node."""
 APPENDS = "sluice_append"
-"""Records were appended; see `gateway/cluster/wakeups.py`."""
+"""Channel for appended records; see `gateway/cluster/wakeups.py`."""
 
 PING_INTERVAL_S = 2.0
 TIMEOUT_S = 5

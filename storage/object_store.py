@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Bucket
 
 LOOKERS = 4
-"""Threads that process what was read."""
+"""Number of threads that process the bytes that were read."""
 
 PART_BYTES = 8 * 1024 * 1024
 """Size of one part of a multipart upload. A smaller object is sent in one request."""
 PARTS_AT_ONCE = 4
 
 READ_DEADLINE_S = 10.0
-"""Deadline for reading one range, with retries: less than any client waits for a Fetch."""
+"""Deadline for reading one range, including retries. It is shorter than any client waits for a Fetch."""
 WRITE_DEADLINE_S = 120.0
 """Deadline for writing an object, listing, or removing."""
 AWAY_S = 1.0
-"""How long no further read is sent to a store that did not answer one."""
+"""If the store did not respond to a read, no further read is sent for this long."""
 
 _CLIENT: ClientConfig = {"connect_timeout": timedelta(seconds=3), "timeout": timedelta(seconds=60)}
 _RETRIES: RetryConfig = {
@@ -53,13 +53,13 @@ _RETRIES: RetryConfig = {
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
 }
 _RANGE_REFUSED = " 416 "
-"""HTTP's status for a range behind the end."""
+"""HTTP status for a range behind the end of an object."""
 _NAME = re.compile(r"^([0-9a-f]{16})\.object$")
 _VARIABLES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
 
 
 class StoreAwayError(OSError):
-    """The store failed to do what it was asked, and may do it later."""
+    """The store failed to execute a request, but may succeed later."""
 
 
 class ObjectStore:
@@ -160,8 +160,8 @@ class ObjectStore:
                 except AlreadyExistsError as error:
                     raise FileExistsError(f"{self._url} has a marker already") from error
                 except NotSupportedError:
-                    # This store lacks conditional writes. If two databases claim it at once, the next node that reads
-                    # the marker notices.
+                    # This store lacks conditional writes. If two databases claim it at the same time, the next node
+                    # that reads the marker notices.
                     await obstore.put_async(self._bucket, MARKER, marker)
 
     def close(self) -> None:

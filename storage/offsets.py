@@ -25,7 +25,7 @@ from storage.types import CommittedOffset, CoordinatorLease, OffsetAsStored, Off
 
 @dataclass(frozen=True, slots=True)
 class ExpiredOffsets:
-    """Offsets and groups that one pass removed. More may be due if a limit was reached."""
+    """Numbers of offsets and groups that one pass removed. If a limit was reached, more may be due."""
 
     offset_count: int
     deleted_groups: tuple[str, ...]
@@ -59,7 +59,7 @@ def _as_stored(row: Row) -> OffsetAsStored:
 
 DELETED_AT_A_TIME = 10_000
 MAX_PENDING = 50_000
-"""Pending offsets of one transaction. One statement settles them when the transaction ends."""
+"""Maximal number of pending offsets of one transaction. One statement settles them when the transaction ends."""
 
 
 class OffsetStore:

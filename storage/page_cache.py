@@ -47,7 +47,7 @@ class PageCacheWindow:
 
 def _give_up(path: Path) -> None:
     """Ask the system to drop the file's clean pages. This is a hint: readers still find the bytes on disk."""
-    # Retention may have removed the file, or the process may have no file descriptor left.
+    # Retention may have removed the file, or this process may have no free file descriptor.
     with suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

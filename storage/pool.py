@@ -38,12 +38,12 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "search_path": SEARCH_PATH,
     "timezone": "UTC",
     "jit": "off",
-    # Row locks decide here, and what they protect is read after the lock is acquired. Only this level sees it.
+    # Writers decide under row locks, and read the protected rows after a lock is acquired. Only this isolation level
+    # sees the newest rows then.
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
-    # Plans are cached per session, perhaps while the tables are still tiny. Every look-up has an index. Without
-    # sequential scans the planner chooses that index from the first row on, and the plan stays right when the tables
-    # have grown.
+    # Plans are cached per session, perhaps while the tables are still tiny. Every look-up has an index. With sequential
+    # scans switched off, the planner always chooses the index, so the plan stays right when the tables grow.
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
 }
@@ -66,7 +66,9 @@ _TRANSIENT_SQLSTATES = frozenset({"25006", "25P03", "55P03"})
 """read_only_sql_transaction (a standby after failover), idle_in_transaction timeout, lock_not_available."""
 
 _CONNECTION_ERRORS = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
-"""InternalClientError: asyncpg's state machine when a server dies in the middle of opening a connection."""
+"""The errors of a broken connection. asyncpg raises InternalClientError if a server dies while a connection is being
+opened.
+"""
 
 _ATTEMPTS = 4
 _RETRY_DELAY_S = 0.02
@@ -199,10 +201,11 @@ class Pool:
         self._lost = lost
         self._at_hand: list[_PooledConnection] = []
         self._waiting = 0
-        """Calls that wait in asyncpg's pool; a freed connection belongs to them."""
+        """Number of calls that wait in asyncpg's pool. A freed connection belongs to them."""
         self._expired = 0
-        """How often all connections were expired. A connection acquired before the last expiry does not stay at
-        hand."""
+        """Number of times that all connections were expired. A connection acquired before the last time is not kept at
+        hand.
+        """
 
     @asynccontextmanager
     async def connection(self) -> AsyncGenerator[Connection, None]:
@@ -248,7 +251,7 @@ class Pool:
                 raise _translated(error) from error
         except StorageUnavailable as error:
             if _lost_connection(error):
-                # The other connections were probably lost too, and each would fail one more call.
+                # The other connections are probably lost too, and each of them would fail one more call.
                 await self._expire()
             raise
 
@@ -269,7 +272,7 @@ class Pool:
             try:
                 closed = connection.is_closed()
             except asyncpg.InterfaceError:
-                continue  # asyncpg took the connection back when its server died
+                continue  # the server has died, so asyncpg has already released the connection
             if not closed:
                 return connection
             await self._let_go(connection)
@@ -390,9 +393,9 @@ async def _open_pool(
         "statement_timeout": str(statement_timeout_ms),
         "lock_timeout": str(min(statement_timeout_ms, 5000)),
         "idle_in_transaction_session_timeout": "15000",
-        # An idle pool must not lose its connections.
+        # An idle pool must keep its connections.
         "idle_session_timeout": "0",
-        # From Postgres 17 on a default of the database could end a commit that only waits for its disk.
+        # From Postgres 17 on, a default of the database could end a commit that only waits for the disk.
         "transaction_timeout": "0",
     }
 
@@ -413,7 +416,7 @@ async def _open_pool(
             init=_prepare_session(settings, guard, lost),
             reset=_no_reset,
             timeout=connect_timeout_s,
-            # The server cancels first and reports it. This timeout catches a server that does not answer at all.
+            # The server cancels first and reports that. This timeout is for a server that does not respond at all.
             command_timeout=statement_timeout_ms / 1000 + 2,
             max_cached_statement_lifetime=0,
             server_settings={"application_name": APPLICATION_NAME},
@@ -469,7 +472,7 @@ class Database:
         return cls(*pools, url=url, guard=guard)
 
     async def close(self, timeout_s: float = 5.0) -> None:
-        """Wait for calls in progress for at most `timeout_s`, then cut them off."""
+        """Wait for running calls for at most `timeout_s`, then close their connections."""
         await asyncio.gather(*(pool.close(timeout_s) for pool in (self.hot, self.cold, self.control)))
 
 

@@ -1,7 +1,7 @@
 """Find the programs of a Postgres that we run ourselves.
 
-The one idea: three places are tried in a fixed order: the directory that a person names, the optional wheel, and the
-system's packages. If none has the programs, one sentence names all three ways.
+The one idea: three places are tried in a fixed order: the directory that the operator names, the optional wheel, and
+the system's packages. If none of them has the programs, the error names all three ways.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ class Programs:
 
 
 def find_programs(given: Path | None = None) -> Programs:
-    """Return the programs in the directory `given`, else the wheel's, else the newest of the system.
-
-    Raises EmbeddedPostgresError if no place has programs, or if they are too old.
+    """Return the programs in the directory `given`. Without it, return those of the wheel, or else the newest of the
+    system. Raise EmbeddedPostgresError if no programs are found, or if they are too old.
     """
     if given is not None:
         directory = given.expanduser().absolute()
@@ -67,13 +66,14 @@ def find_programs(given: Path | None = None) -> Programs:
 
 
 def bin_directory() -> Path:
-    """Return the directory of Postgres' programs if a person has named none. Raises EmbeddedPostgresError."""
+    """Return the directory of Postgres' programs if the operator has named none. Raise EmbeddedPostgresError."""
     return find_programs().directory
 
 
 def _wheel() -> Programs | None:
-    """Return the programs of the installed wheel, which is found and not imported; None if it has none for this
-    platform."""
+    """Return the programs of the installed wheel, which is located but not imported. Return None if it has no programs
+    for this platform.
+    """
     spec = importlib.util.find_spec(WHEEL)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -94,7 +94,7 @@ def _is_complete(directory: Path) -> bool:
 
 
 def _major_of(directory: Path) -> int:
-    """Return the major version that `postgres --version` prints. Raises EmbeddedPostgresError."""
+    """Return the major version that `postgres --version` prints. Raise EmbeddedPostgresError."""
     program = directory / "postgres"
     try:
         said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=VERSION_SECONDS).stdout
@@ -116,7 +116,9 @@ def _supported(programs: Programs) -> Programs:
 
 
 def fatal_line(output: bytes) -> str:
-    """Return the last line of a program's output that says why it failed; hints and farewells follow that line."""
+    """Return the last line of a program's output that explains its failure. Hints and closing lines
+    follow that line.
+    """
     reasons = [
         line for line in output.splitlines() if any(word in line for word in (b"FATAL: ", b"PANIC: ", b"error: "))
     ]

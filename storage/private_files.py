@@ -149,7 +149,7 @@ def _give_directory(directory_fd: int, path: Path, accepted: set[int], owner: tu
                 finally:
                     os.close(readable_fd)
             elif stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid in accepted:
-                # By descriptor: a descriptor of O_PATH has no fchown of its own.
+                # Use the descriptor's path, because a descriptor opened with O_PATH does not support fchown.
                 os.chown(f"/proc/self/fd/{entry_fd}", *owner)
             else:
                 raise ForeignFileError(

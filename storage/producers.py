@@ -13,10 +13,10 @@ from storage.pool import Database
 from storage.queries import statement
 
 BLOCK_SIZE = 1000
-"""Ids per block, the number of upstream's ProducerIdsBlock."""
+"""Number of ids per block, the same as in upstream's ProducerIdsBlock."""
 
 _LOOKED_AT = 10_000
-"""Producers that one statement examines."""
+"""Number of producers that one statement examines."""
 
 
 class ProducerStore:

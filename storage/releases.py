@@ -14,7 +14,9 @@ from storage.pool import Connection, Database
 from storage.queries import statement
 
 GRACE_MS = 24 * 60 * 60 * 1000
-"""Longer than the time between a process' start and its registration, and longer than an upgrade that is taken back."""
+"""Longer than the time between a process' start and its registration, and longer than an upgrade after which the
+operator returns to the old release.
+"""
 
 _NAME = re.compile(rf"{schema.TABLE_SCHEMA}_[0-9a-f]{{12}}")
 
@@ -28,7 +30,8 @@ async def drop_unused_functions(database: Database, *, grace_ms: int = GRACE_MS)
         rows = await connection.fetch(statement("unused_functions"), grace_ms)
         names = [row["name"] for row in rows if _NAME.fullmatch(row["name"])]
         for name in names:
-            await connection.execute(f"drop schema if exists {name} cascade")  # hexadecimal digits: nothing to quote
+            # The name has hexadecimal digits only, so it needs no quoting.
+            await connection.execute(f"drop schema if exists {name} cascade")
             await connection.execute(statement("forget_functions"), name)
         return names
 

@@ -108,7 +108,9 @@ class Roller:
     async def roll(
         self, *, max_bytes: int | None = None, max_age_ms: int | None = None, lease: CoordinatorLease | None = None
     ) -> int:
-        """Do one pass over inline bytes: move old or large ones and empty slots. Return the number of bytes moved."""
+        """Do one pass over inline bytes: move the bytes that are old or large, and then empty the slots. Return the
+        number of bytes moved.
+        """
         size_bytes = self._max_bytes if max_bytes is None else max_bytes
         age_ms = self._age_ms if max_age_ms is None or self._store is None else max_age_ms
         await self._pool.fetch_value(statement("rotate_inline"), size_bytes, age_ms)

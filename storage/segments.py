@@ -30,7 +30,7 @@ READ_AHEAD_BYTES = 4 * 1024 * 1024
 """Number of bytes behind a range that the kernel is asked to read ahead, for readers that read in order."""
 
 _MAX_BUFFERS = 1024
-"""Linux' IOV_MAX."""
+"""Maximal number of buffers in one write (Linux' IOV_MAX)."""
 
 _NAME = re.compile(r"^([0-9a-f]{16})\.segment$")
 

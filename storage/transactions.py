@@ -83,7 +83,7 @@ class OverdueTransaction(NamedTuple):
     transactional_id: str
     started_ms: int
     started_at: datetime
-    """The same time, exactly."""
+    """The same time, without rounding to milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)

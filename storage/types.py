@@ -98,11 +98,11 @@ class ClientQuota(NamedTuple):
     address: str | None
     name: str
     value: float | None
-    """None: remove the quota."""
+    """Value of the quota. None removes the quota."""
 
 
 class ScramKey(NamedTuple):
-    """Names one credential."""
+    """Identifies one credential, by user and mechanism."""
 
     user: str
     mechanism: int
@@ -359,7 +359,7 @@ class GroupChange:
     document: Document
     all_heard: bool
     changed: tuple[MemberRecord, ...] = ()
-    """New or changed members."""
+    """Members that are new or have changed."""
     gone: tuple[str, ...] = ()
     replaced: bool = False
     """Remove members that are not in `changed`."""

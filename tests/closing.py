@@ -27,8 +27,8 @@ def close(
 ) -> None:
     """Leave the group, then close the consumer. Raise AssertionError if it has not left after `patience_s`.
 
-    `poll` receives records that still arrive until the partitions are revoked; the default discards them. A static
-    member leaves too, although closing alone would not make it leave.
+    `poll` is called until the partitions are revoked, and receives the records that still arrive. The default discards
+    them. A static member leaves too, although closing alone would not make it leave.
     """
     consumer.unsubscribe()
     deadline = time.monotonic() + patience_s

@@ -20,8 +20,9 @@ from tests.rotation import PARTS, part_of, rotated
 
 NO_SETTINGS: Mapping[str, str] = {}
 MARKS = {"alone": ("mark.alone",), "long": ("mark.long", "first_always")}
-"""Names that give a test a mark. A collection of all modules takes eight seconds of each worker's CPU, so a run
-of one mark collects only the modules that mention it."""
+"""Names that give a test a mark. Collecting all modules takes eight seconds of each worker's CPU. So a run of one mark
+collects only the modules that contain its names.
+"""
 
 _servers: list[Databases] = []
 _gateways: list[GatewayProcess] = []
@@ -50,8 +51,9 @@ def _own_server() -> Iterator[Databases]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Give a new parallel worker the address of the Postgres that all workers share; start Postgres for the first
-    worker."""
+    """Give a new parallel worker the address of the Postgres that all workers share. For the first worker, start this
+    Postgres.
+    """
     if not _servers:
         _shared_server.enter_context(_own_server())
     node.workerinput["postgres"] = _servers[0].shared()
@@ -78,8 +80,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep the garbage collector away from the objects of a collection. They are all used until the end, and a visit to
-    those of the whole suite takes a second."""
+    """Keep the garbage collector away from the collected test objects. They are all used until the end, and one pass
+    over all of them takes a second.
+    """
     gc.disable()
     try:
         return (yield)
@@ -145,7 +148,7 @@ def restorable() -> Iterator[RestorablePostgres]:
 
 @pytest.fixture(scope="module")
 def gateway(postgres: Databases) -> Iterator[GatewayProcess]:
-    """A gateway shared by the tests of a module, on a database of its own, without initial rebalance delay."""
+    """A gateway that the tests of a module share. It has a database of its own and no initial rebalance delay."""
     with gateways(postgres) as factory:
         yield factory()
 

@@ -1,4 +1,4 @@
-"""A disk that a test may fill."""
+"""A disk that a test may fill up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.postgres import short_directory
 MEGABYTE = 1024 * 1024
 
 _allocate = os.posix_fallocate
-"""The real function, because some tests patch `os.posix_fallocate`."""
+"""The real function, saved because some tests patch `os.posix_fallocate`."""
 
 
 class Disk:

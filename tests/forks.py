@@ -4,16 +4,17 @@ An import of the gateway takes a second of CPU, which is more than everything el
 process, `python -m tests.forks DESCRIPTOR`, imports the gateway and then forks for each request. A request is one
 packet on a socket: JSON with the arguments, the directory and the environment, and two descriptors, of the log and of a
 pipe. The answer is the child's process id. When the child has ended, its wait status is written into the pipe. The
-parent process ends with the process that started it, because the socket then closes. Its children go on.
+parent process ends with the process that started it, because the socket then closes. Its children continue.
 
-A child has what a new process has: its own arguments, directory, environment, standard streams and session of signals.
-It differs in three ways: all children share one seed of hashes, settings of the interpreter (PYTHON…, LD_…) have no
-effect, and the interpreter is not taken down at the end. So a process whose environment a test sets is not started
-here.
+A child has everything that a new process has: its own arguments, directory, environment, standard streams and session
+of signals. It differs in three ways: all children share one hash seed, interpreter settings (PYTHON…, LD_…) have no
+effect, and the interpreter is not finalized at the end. So this module does not start a process whose environment a
+test sets.
 
-The first write to a page that a child shares with the parent process copies the page, which is most of what a child
-costs the kernel. A visit of the garbage collector writes to an object, and so does the end of an interpreter. So the
-parent process sets its objects apart from the collector, and a child ends as soon as all exit handlers have run.
+A child's first write to a page that it shares with the parent process makes the kernel copy the page. These copies are
+most of a child's cost. The garbage collector writes to every object that it visits, and so does the finalization of an
+interpreter. So the parent process excludes its objects from garbage collection, and a child ends as soon as all exit
+handlers have run.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from typing import IO
 
 ROOT = Path(__file__).parents[1]
 IMPORTED = ("gateway.cli", "gateway.serve", "gateway.node", "gateway.operate.http", "gateway.operate.workers")
-"""Modules that `sluice serve` imports, with all that these import."""
+"""Modules that `sluice serve` imports, directly or indirectly."""
 MAX_PACKET_BYTES = 128 * 1024
 _STATUS = struct.Struct("i")
 
@@ -50,7 +51,7 @@ class Fork:
     """A child of the parent process, with the methods of `subprocess.Popen` that tests use."""
 
     def __init__(self, pid: int, arguments: Sequence[str], ended: int) -> None:
-        """`ended` is the reading end of the pipe that receives the wait status."""
+        """`ended` is the reading end of the pipe that receives the child's wait status."""
         self.pid = pid
         self.returncode: int | None = None
         self._arguments = arguments
@@ -67,7 +68,7 @@ class Fork:
         subprocess.TimeoutExpired after `timeout` seconds."""
         with self._lock:
             if self.returncode is None:
-                waiting = select.poll()  # select() takes no descriptor above 1023
+                waiting = select.poll()  # select() does not accept a descriptor above 1023
                 waiting.register(self._ended, select.POLLIN)
                 if not waiting.poll(None if timeout is None else timeout * 1_000):
                     raise subprocess.TimeoutExpired(list(self._arguments), timeout or 0)
@@ -122,7 +123,7 @@ class Forks:
 
 @functools.cache
 def forks() -> Forks:
-    """Return this process's Forks. It is made at the first call."""
+    """Return this process's Forks, which the first call creates."""
     return Forks()
 
 
@@ -137,7 +138,7 @@ class _Child:
 
 
 def _serve(requests: socket.socket) -> Sequence[str]:
-    """Fork for each request until the socket closes. Return the arguments in each child; exit in the parent."""
+    """Fork for each request until the socket closes. In a child, return its arguments; in the parent, exit."""
     waiting = selectors.DefaultSelector()
     waiting.register(requests, selectors.EVENT_READ)
     while True:
@@ -195,13 +196,14 @@ def _become(request: dict[str, object], log: int, status: int) -> Sequence[str]:
 
 
 class _Ending:
-    """The end of this process, if it is a child."""
+    """Ends this process, if it is a child."""
 
     def __init__(self) -> None:
         self.code = 1
-        """Exit code; that of an exception until the command returns."""
+        """Exit code of the process. Until the command returns, it is the code for an exception."""
         self._parent_pid = os.getpid()
-        # Exit handlers run in the reverse order of their registration, so this one comes after those of all imports.
+        # Exit handlers run in the reverse order of their registration, so this one runs after those of all imported
+        # modules.
         atexit.register(self._end)
 
     def _end(self) -> None:
@@ -217,7 +219,7 @@ def _command(arguments: Sequence[str]) -> int:
 
     try:
         return main(arguments)
-    except SystemExit as refused:  # a parser's
+    except SystemExit as refused:  # an argument parser's exit
         if isinstance(refused.code, int):
             return refused.code
         raise

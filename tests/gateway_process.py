@@ -42,7 +42,7 @@ def clean_environment() -> dict[str, str]:
 
 
 class GatewayProcess:
-    """One `sluice serve`. `restart` keeps port, database and settings."""
+    """One `sluice serve`. `restart` keeps the port, the database and the settings."""
 
     def __init__(
         self,
@@ -55,9 +55,10 @@ class GatewayProcess:
         forks: Forks | None = None,
         start_s: float = START_SECONDS,
     ) -> None:
-        """`root` is the directory of the sources to run, for example those of another release. `forks` may start the
-        gateway as its fork, which takes a second of CPU less. It cannot if `environment` or `root` is given. `start_s`
-        is how long the gateway may take to serve."""
+        """`root` is the directory of the sources to run, for example those of another release. With `forks`, the
+        gateway may start as a fork of another process, which saves a second of CPU. That is impossible if `environment`
+        or `root` is given. `start_s` is how long the gateway may take to serve.
+        """
         self._root = root
         self._start_s = start_s
         self._forks = forks if not environment and root == ROOT else None
@@ -122,8 +123,9 @@ class GatewayProcess:
         return self._forks.start(words, directory=self._root, environment=self._environment, log=log)
 
     def stop(self) -> int:
-        """Send SIGTERM, wait for the end, and return the exit code. AssertionError if it does not drain in
-        STOP_SECONDS."""
+        """Send SIGTERM, wait for the end, and return the exit code. Raise AssertionError if it does not drain within
+        STOP_SECONDS.
+        """
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         try:
@@ -175,7 +177,7 @@ class GatewayProcess:
     def pause_postgres(self) -> None:
         """Stop every process of the server, so that it neither answers nor refuses."""
         postmaster = psutil.Process(self.postgres_pid)
-        # The postmaster stops first, because a process that it forks in the meantime would still answer.
+        # Stop the postmaster first, because a process that it forks in the meantime would still answer.
         postmaster.suspend()
         self._paused = [postmaster, *postmaster.children(recursive=True)]
         for process in self._paused[1:]:
@@ -197,7 +199,7 @@ class GatewayProcess:
 
 
 class GatewayFactory(Protocol):
-    """Start a gateway that ends with the test."""
+    """Starts gateways that end with the test."""
 
     def __call__(
         self,
@@ -211,9 +213,9 @@ class GatewayFactory(Protocol):
     ) -> GatewayProcess:
         """Start a gateway; see `GatewayProcess`.
 
-        Without `coordinated`, no client has looked for a group's coordinator yet.
+        If `coordinated` is false, no client looks up a group's coordinator before the test.
 
-        `settings` are Kafka's, as for `--set`; the initial rebalance delay is 0 unless given.
+        `settings` are Kafka's settings, as for `--set`. The initial rebalance delay is 0 unless it is given.
 
         With `embedded` the gateway runs its own Postgres. Otherwise it uses `database_url`, or a fresh database of the
         suite's server.
@@ -222,9 +224,8 @@ class GatewayFactory(Protocol):
 
 
 def find_coordinator(bootstrap: str) -> None:
-    """Look for a group's coordinator, as every client does before its first group request.
-
-    If the listener requires authentication, the gateway ignores this request.
+    """Look up a group's coordinator, as every client does before its first group request. If the listener requires
+    authentication, the gateway ignores this request.
     """
     host, _, port = bootstrap.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=START_SECONDS) as connection:
@@ -244,7 +245,7 @@ def answers(bootstrap: str) -> bool:
 
 
 PORTS = range(12_000, 32_000)
-"""Ports below the range from which the kernel takes ports of outgoing connections."""
+"""Ports below the range from which the kernel chooses ports of outgoing connections."""
 SLICE = 400
 
 _given: deque[int] = deque(maxlen=SLICE // 2)
@@ -252,8 +253,9 @@ _given: deque[int] = deque(maxlen=SLICE // 2)
 
 @functools.cache
 def _own_slice() -> range:
-    """Reserve a slice of ports for this process. No other process of a suite takes one of them while this process
-    lives, because its lock ends with it."""
+    """Reserve a range of ports for this process. No other test process uses the range while this process holds its
+    lock. The lock ends with the process.
+    """
     slices = [PORTS[at : at + SLICE] for at in range(0, len(PORTS), SLICE)]
     random.shuffle(slices)
     directory = Path(tempfile.gettempdir())
@@ -272,8 +274,9 @@ def _own_slice() -> range:
 
 
 def free_ports(count: int, *, in_a_row: int = 1) -> list[int]:
-    """Return ports without a listener. None is returned twice within 200. With `in_a_row`, each port is the first of
-    so many."""
+    """Return ports without a listener. A port is returned again after 200 others at the earliest. With `in_a_row`, each
+    returned port is followed by that many free ports, itself included.
+    """
     ports: list[int] = []
     while len(ports) < count:
         slice_ = _own_slice()

@@ -1,8 +1,8 @@
-"""The group of readers on a real gateway on which a scenario is played: its topics, its settings and its state.
+"""A group of readers on a real gateway that acts out a scenario: its topics, its settings and its state.
 
 The one idea: the scenario asks the gateway for the group's state (ConsumerGroupDescribe), so members may be of any
-kind. No scenario sleeps for a fixed time, and a state that must last is checked for a moment. Subclasses say how a
-reader speaks: by frames in `frames/readers.py`, by a stock client in `clients/readers.py`.
+kind. No scenario sleeps for a fixed time. If a state must last, it is checked for a short time. Subclasses define how a
+reader communicates: by frames in `frames/readers.py`, by a stock client in `clients/readers.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LEADS_AGAIN = frozenset(
 
 class GatewayReaders(Readers):
     look_s = 0.005
-    """Seconds between two looks at the group's state."""
+    """Seconds between two requests for the group's state."""
     moment_s = 0.2
     """Seconds without a change after which the group counts as settled. A gateway gives a waiting member its partition
     within some milliseconds."""
@@ -50,7 +50,7 @@ class GatewayReaders(Readers):
         self._names = {topic: fresh(topic) for topic in topics}
         self._topic_ids: dict[str, UUID] = {}
         self._seen = DescribedGroup()
-        """The group at the last look."""
+        """The group's state at the last request."""
         self._admin = self._run(self._open(configs))
 
     async def _open(self, configs: Mapping[str, str]) -> WireClient:
@@ -65,7 +65,7 @@ class GatewayReaders(Readers):
             self.leave(*self.readers)
             self._run(self._admin.close())
         finally:
-            # A failed scenario is closed too, because tasks that nothing ends would disturb the report.
+            # Close a failed scenario too. Otherwise its tasks would continue and disturb the report.
             self._runner.close()
 
     def _run(self, awaited: Awaitable[T]) -> T:
@@ -83,7 +83,7 @@ class GatewayReaders(Readers):
 
     @abstractmethod
     async def speak(self, *names: str) -> None:
-        """Let these readers send heartbeats and obey the answers."""
+        """Let these readers send heartbeats and follow the answers."""
 
     @abstractmethod
     async def read(self, name: str, at_most: int | None = None) -> set[Partition]: ...
@@ -166,10 +166,8 @@ class GatewayReaders(Readers):
             await asyncio.sleep(self.look_s)
 
     def _awaited(self, group: DescribedGroup) -> int | None:
-        """Count the partitions that their target owners do not own yet.
-
-        None if the group does not yet report everything that the readers know, or if the readers do not yet know what
-        the group reports.
+        """Count the partitions that their target owners do not own yet. Return None if the group does not yet report
+        what the readers know, or the readers do not yet know what the group reports.
         """
         members = {each.member_id: each for each in group.members}
         if members.keys() != set(map(self.member_id, self.readers)) or group.assignment_epoch != group.group_epoch:
@@ -194,7 +192,7 @@ class GatewayReaders(Readers):
         )
 
     async def describe(self) -> DescribedGroup:
-        """Describe the group. A gateway that stood still for long must first acquire the group's coordination again."""
+        """Describe the group. A gateway that was stopped for long must first acquire the lease of the group again."""
         while True:
             response = await self._admin.send(ConsumerGroupDescribeRequest(group_ids=(self._group_id,)), 1)
             (self._seen,) = response.groups

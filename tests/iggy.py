@@ -1,8 +1,9 @@
 """The 33 scenarios of Apache Iggy's cooperative reassignment, in its order, for any kind of readers.
 
-The one idea: each expected outcome is stated once. The coordinator alone plays it, and a real gateway does. Kafka never
-deletes single partitions, so where Iggy deletes some, a scenario deletes a topic. Iggy removes clients that are silent,
-and so do we. The readers themselves check in all scenarios what two members may not own at once (`readers.py`).
+The one idea: each expected outcome is stated once. The tests check it with the coordinator alone and with a real
+gateway. Kafka never deletes single partitions. So if Iggy's scenario deletes partitions, ours deletes a topic. Both
+remove silent clients. The readers themselves check in all scenarios what two members may not own at once
+(`readers.py`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,8 @@ from tests.readers import Readers
 
 
 class Stage(Protocol):
-    """Make the readers of one group.
-
-    Each topic has `partitions` partitions. Readers may be silent only for a short while if the scenario lets some of
-    them die.
+    """Makes the readers of one group. Each topic has `partitions` partitions. If the scenario lets readers die, they
+    are removed after a short silence.
     """
 
     def __call__(
@@ -42,7 +41,7 @@ def scenario(number: str) -> Callable[[Scenario], Scenario]:
 
 
 def holding(stage: Stage, partitions: int = 3, **given: Any) -> Readers:
-    """Let `a` read one record of each partition without a commit, and let `b` join and wait."""
+    """Let reader `a` read one record of each partition without a commit. Then let reader `b` join and wait."""
     scene = stage(partitions, **given)
     scene.come("a")
     scene.produce()
@@ -54,7 +53,9 @@ def holding(stage: Stage, partitions: int = 3, **given: Any) -> Readers:
 
 
 def finished(scene: Readers) -> None:
-    """Let every reader read and commit to the end. Then shares are even, and no record was read twice."""
+    """Let every reader read and commit to the end. Then assert that the shares are even and that no record was read
+    twice.
+    """
     scene.settle(work=True)
     scene.produce()
     scene.settle(work=True)
@@ -67,7 +68,7 @@ def finished(scene: Readers) -> None:
 
 
 def stale_trio(stage: Stage) -> Readers:
-    """Make three silent readers. One of them has read without a commit."""
+    """Make three silent readers, one of which has read without a commit."""
     scene = stage(3, mortal=True)
     scene.come("a", "b", "c")
     scene.settle()
@@ -395,7 +396,7 @@ def three_come_at_once(stage: Stage) -> None:
 
 
 def whoever_comes_in_a_targets_place_waits_as_it_did(stage: Stage, *, name: str) -> None:
-    """The new reader may also use the very id of the reader that left."""
+    """The new reader may also have the same id as the reader that left."""
     scene = holding(stage)
     scene.leave("b")
     scene.come(name)
@@ -425,8 +426,7 @@ def one_that_leaves_ends_nobody_elses_wait(stage: Stage) -> None:
 
 
 def shares_are_even(stage: Stage, *, partitions: int, waves: tuple[int, ...], shares: list[int]) -> None:
-    """All members of a wave join at once, while the readers before them have read records that they have not committed
-    yet."""
+    """All members of a wave join at once. The earlier readers have read records that they have not committed yet."""
     scene = stage(partitions)
     for wave, count in enumerate(waves):
         scene.produce()

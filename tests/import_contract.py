@@ -1,7 +1,8 @@
-"""Import contracts: what a room may import, and that no module imports itself through others.
+"""Import contracts: which modules a room (a top-level package) may import, and that no module imports itself through
+others.
 
-The one idea: a list of forbidden imports forgets later modules, while a list of allowed imports asks for a decision.
-The contract also reports what is allowed and not imported (any more), so the list stays true.
+The one idea: a list of forbidden imports would miss later modules, while a list of allowed imports demands a decision
+for each. The contract also reports what is allowed and not imported (any more), so the list stays true.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from importlinter import Contract, ContractCheck, fields, output
 
 
 class Knows(Contract):
-    """`room` may import itself, `knows` and the modules below these.
-
-    Of the standard library it may import what `standard_library` lists, or anything if that is not given.
+    """An import contract: `room` may import itself, the modules in `knows` and the modules below these. From the
+    standard library it may import the modules in `standard_library`, or any module if that is not given.
     """
 
     room = fields.StringField()

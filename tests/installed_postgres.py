@@ -1,4 +1,4 @@
-"""A Postgres of another version, installed on this machine, that the suite runs for itself alone."""
+"""A Postgres of another version that is installed on this machine. The suite runs a server of its own from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.postgres import short_directory
 START_SECONDS = 60
 STOP_SECONDS = 30
 ACCOUNT = "nobody"
-"""Account of the server if root runs the tests."""
+"""Account that runs the server if root runs the tests."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Locks, and gateways that are installed outside of the sources."""
+"""Lock files, and gateways that are installed outside the sources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START_SECONDS = 60
 
 
 def locked(name: str) -> dict[str, tuple[Requirement, int]]:
-    """Return the requirement and its number of hashes, by canonical name."""
+    """Return each requirement of a lock file, and the number of its hashes, by canonical name."""
     entries = re.split(r"\n(?=\S)", (ROOT / name).read_text().replace("\\\n", " "))
     found: dict[str, tuple[Requirement, int]] = {}
     for entry in entries:
@@ -33,13 +33,15 @@ def locked(name: str) -> dict[str, tuple[Requirement, int]]:
 
 
 def outside(**more: str) -> dict[str, str]:
-    """Return an environment in which neither this suite's make nor its virtual environment is active."""
+    """Return an environment without traces of this suite's make and virtual environment."""
     hidden = ("MAKE", "MFLAGS", "VIRTUAL_ENV", "PYTHONPATH", "SLUICE_")
     return {name: value for name, value in os.environ.items() if not name.startswith(hidden)} | more
 
 
 class serving:  # noqa: N801  (reads as a verb: with serving(...))
-    """Run a command that serves on `bootstrap` while the block lasts. SIGTERM ends it, and its exit code must be 0."""
+    """Run a command that serves on `bootstrap` while the context lasts. SIGTERM ends the command, and its exit code
+    must be 0.
+    """
 
     def __init__(self, command: list[str], directory: Path, environment: dict[str, str], bootstrap: str) -> None:
         self._command = command
@@ -66,7 +68,7 @@ class serving:  # noqa: N801  (reads as a verb: with serving(...))
         return self._output
 
     def __exit__(self, *_: object) -> None:
-        # Signal the whole session. Ctrl-C in a terminal also reaches make and the processes that make runs.
+        # Signal the whole session, because Ctrl-C in a terminal also reaches make and its child processes.
         os.killpg(self._process.pid, signal.SIGTERM)
         try:
             self._process.wait(START_SECONDS)

@@ -23,9 +23,8 @@ START_S = 10
 
 @contextlib.contextmanager
 def pooler(database_url: str, directory: Path, *, mode: str, ignored: str, servers: int = 20) -> Iterator[str]:
-    """Run a pgbouncer before the database, and yield the database's URL through it.
-
-    `servers`: connections to Postgres, at most.
+    """Run a pgbouncer in front of the database, and yield the database's URL through it. `servers` is the maximal
+    number of connections to Postgres.
     """
     parts = urlsplit(database_url)
     query = parse_qs(parts.query)
@@ -65,8 +64,9 @@ default_pool_size = {servers}
 
 
 async def admit_pooler(sql: asyncpg.Connection) -> None:
-    """Admit the server's own account. As root's child the embedded server admits only root, and a pooler refuses to run
-    as root."""
+    """Let the server's own account connect. As root's child the embedded server admits only root, and a pooler refuses
+    to run as root.
+    """
     ident = Path(str(await sql.fetchval("select current_setting('ident_file')")))
     if os.getuid() == 0 and ident.exists() and "gateway root" in ident.read_text():
         admitted = f"gateway {_account(ident)} sluice\n"

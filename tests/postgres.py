@@ -1,6 +1,6 @@
 """The Postgres that the suite runs on, and a fresh database for each test that needs one.
 
-The server comes from the first of these that applies: SLUICE_TEST_DATABASE_URL (a user that may create databases); the
+The server is the first of these that is available: SLUICE_TEST_DATABASE_URL (a user that may create databases); the
 programs in the directory SLUICE_TEST_POSTGRES_BIN; a container, if an engine answers; `storage.embedded`, as `sluice
 serve` runs it. Every database is a copy of a migrated template. Parallel workers share the server and the template of
 the process that started them.
@@ -33,20 +33,22 @@ PROGRAMS_VARIABLE = "SLUICE_TEST_POSTGRES_BIN"
 CONTAINER_IMAGE = "postgres:18"
 CALL_SECONDS = 120
 SETTINGS = {"fsync": "off", "full_page_writes": "off", "min_wal_size": "80MB", "max_wal_size": "256MB"}
-"""No test ends this server: tests of durability start one of their own. Without syncs a database is created and dropped
-sooner, and commits do not queue at the disk."""
+"""Settings of the shared server. It never has to survive a crash, because tests of durability start a server of their
+own. Without syncs, databases are created and dropped faster, and commits do not queue at the disk.
+"""
 MEMORY = Path("/dev/shm")
 SERVER_BYTES = 4 * 1024 * 1024 * 1024
-"""Room for the databases of all workers and for the log of the server."""
+"""Space for the databases of all workers and for the server's log."""
 LOGGED, COPIED = "WAL_LOG", "FILE_COPY"
-"""How Postgres copies a template: page by page through its buffers and its log, or by copies of the files between two
-checkpoints. Without syncs a checkpoint is cheap, and copies of the files take half the CPU."""
+"""Ways in which Postgres copies a template: page by page through its buffers and its log, or by copying files between
+two checkpoints. Without syncs a checkpoint is cheap, and copying files takes half the CPU time.
+"""
 CONNECTIONS = 400
-"""Enough for several workers, each with gateways that hold some thirty connections."""
+"""Enough connections for several workers. Each runs gateways that hold some thirty connections."""
 
 
 class LoopThread:
-    """An event loop on its own thread, so that a session's server belongs to no test's loop."""
+    """An event loop on its own thread, so that a session's server does not belong to a test's event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -66,7 +68,7 @@ class LoopThread:
 
 
 class Databases:
-    """Create and drop databases on one server. `description` says which server that is."""
+    """Creates and drops databases on one server. `description` says which server that is."""
 
     def __init__(
         self, loop: LoopThread, url: str, description: str, *, template: str | None = None, strategy: str = LOGGED
@@ -75,7 +77,7 @@ class Databases:
         self.description = description
         self._strategy = strategy
         self._creation: Any = None
-        """The connection that creates databases, once one is created."""
+        """The connection that creates databases, after the first database was created."""
         self._creating = asyncio.Lock()
         self._loop = loop
         self._url = url
@@ -96,7 +98,7 @@ class Databases:
         }
 
     def make_template(self, fill: Callable[[str], Coroutine[Any, Any, object]]) -> None:
-        """Create the database that later ones copy; `fill` is given its URL and must leave no connection open."""
+        """Create the template database. `fill` receives its URL, and must not leave a connection open."""
         url = self.create(empty=True)
         self._loop.run(fill(url))
         self._template, self._has_made_template = _database_of(url), True
@@ -109,7 +111,7 @@ class Databases:
         return _with_database(self._url, name)
 
     def drop(self, url: str) -> None:
-        """Drop a database in the background, because a drop waits for a checkpoint. Errors show at `close`."""
+        """Drop a database in the background, because a drop waits for a checkpoint. `close` raises its errors."""
         self._drops.append(self._loop.submit(self._execute(f'DROP DATABASE "{_database_of(url)}" WITH (FORCE)')))
 
     def close(self) -> None:
@@ -199,9 +201,8 @@ def _container(stack: contextlib.ExitStack) -> str | None:
 
 @contextlib.contextmanager
 def short_directory(parent: Path | None = None) -> Iterator[Path]:
-    """A directory whose path is short enough for a socket's name, and which an unprivileged server may enter.
-
-    It lies in `parent`, or where temporary files go.
+    """A directory with a path so short that a socket fits into it, and which an unprivileged user may enter. It is in
+    `parent`, or in the directory for temporary files.
     """
     directory = Path(tempfile.mkdtemp(prefix="sluice-", dir=parent))
     directory.chmod(0o711)
@@ -212,11 +213,12 @@ def short_directory(parent: Path | None = None) -> Iterator[Path]:
 
 
 def in_memory(needed_bytes: int) -> Path | None:
-    """Return a directory in memory if it has so much room.
+    """Return a directory in memory if it has this much free space.
 
-    A database has three hundred files. Where thousands of files come and go, ext4 looks at every recently deleted inode
-    before it reuses one, which was a third of what a gateway's start cost. A recovery syncs every file of a cluster,
-    which takes most of its time on a shared disk. A killed process loses nothing that it has written to memory.
+    A database has three hundred files. If thousands of files are created and deleted, ext4 checks every recently
+    deleted inode before it reuses one. That was a third of the cost of a gateway's start. A recovery syncs every file
+    of a cluster, which takes most of its time on a shared disk. A killed process loses nothing that it has written to
+    memory.
     """
     with contextlib.suppress(OSError):
         if shutil.disk_usage(MEMORY).free >= needed_bytes and os.access(MEMORY, os.W_OK | os.X_OK):
@@ -225,7 +227,7 @@ def in_memory(needed_bytes: int) -> Path | None:
 
 
 def _unless_gone(_call: object, _path: str, error: tuple[type[BaseException], BaseException, object]) -> None:
-    """Ignore files that a process, while it ends, removed first."""
+    """Ignore files that a process removed first while it ended."""
     if not isinstance(error[1], FileNotFoundError):
         raise error[1]
 

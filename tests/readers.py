@@ -1,8 +1,8 @@
 """Readers of a consumer group in mode `drain`, under any coordinator, and a record of what they own and read.
 
-The one idea: a reader owns a partition from the answer that assigns it to the heartbeat that no longer lists it. The
-books keep all these intervals and every delivered record. Whenever a reader is assigned a partition, every other
-reader's interval must have ended. A record is delivered only within its reader's interval.
+The one idea: a reader owns a partition from the answer that assigns the partition until the heartbeat that no longer
+lists it. `Readers` keeps all these intervals and every delivered record. Whenever a reader is assigned a partition,
+every other reader's interval must have ended. A record is delivered only within its reader's interval.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Reader:
     epoch: int = 0
     owned: set[Partition] = field(default_factory=set[Partition])
     told: set[Partition] = field(default_factory=set[Partition])
-    """Partitions that the last answer assigned. With its next heartbeat the reader releases the rest."""
+    """Partitions that the last answer assigned. With its next heartbeat the reader releases all others."""
     reported: set[Partition] | None = None
     positions: dict[Partition, int] = field(default_factory=dict[Partition, int])
-    """Positions, including those of released partitions, which the reader may still commit."""
+    """Positions in partitions. They include released partitions, whose positions the reader may still commit."""
     served: set[Partition] = field(default_factory=set[Partition])
-    """Partitions of which the reader has read any record."""
+    """Partitions from which the reader has read a record."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Delivery(NamedTuple):
 
 
 class Readers(ABC):
-    """A group of readers, known by their names, that act only when a scenario says so, one step after the other."""
+    """A group of readers, known by their names. They act only when a scenario tells them to, one after the other."""
 
     def __init__(self, partitions: int, topics: tuple[str, ...]) -> None:
         self.topics = topics
@@ -60,33 +60,34 @@ class Readers(ABC):
 
     @abstractmethod
     def come(self, *names: str) -> None:
-        """Let readers join. A known reader begins anew and owns nothing."""
+        """Let readers join. A reader that was there before begins anew and owns nothing."""
 
     @abstractmethod
     def beat(self, *names: str) -> None:
-        """Let readers release what they were asked to release, and report that."""
+        """Let readers release the partitions that they must revoke, and report that."""
 
     @abstractmethod
     def poll(self, *names: str, at_most: int | None = None) -> set[Partition]:
-        """Let each reader read on in its partitions, to the end or at most `at_most` records of each. Return the
-        partitions that delivered a record."""
+        """Let each reader read from its partitions, to the end, or at most `at_most` records of each partition. Return
+        the partitions that delivered a record.
+        """
 
     @abstractmethod
     def commit(self, *names: str, only: Iterable[Partition] | None = None) -> None:
-        """Let readers commit all that they were served, even if another member owns the partition by now."""
+        """Let readers commit all records that they were served, even if another member owns the partition by now."""
 
     @abstractmethod
     def leave(self, *names: str) -> None: ...
 
     @abstractmethod
     def die(self, *names: str) -> None:
-        """Let readers fall silent. The others wait until the coordinator has removed them."""
+        """Let readers fall silent. All other readers wait until the coordinator has removed them."""
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def produce(self, records: int = 1, *, only: Iterable[Partition] | None = None) -> None:
-        """Append so many records to each partition that exists."""
+        """Append this many records to each existing partition."""
 
     @abstractmethod
     def grow(self, **topics: int) -> None:
@@ -94,16 +95,17 @@ class Readers(ABC):
 
     @abstractmethod
     def settle(self, *, waiting: int = 0, work: bool = False) -> None:
-        """Let every reader speak until all own their targets, except `waiting` partitions that their old owners still
-        work on. With `work` they also read and commit until everything is read."""
+        """Let every reader send heartbeats until all own their target partitions. Exceptions are `waiting` partitions,
+        on which their old owners still work. With `work` readers also read and commit until everything is read.
+        """
 
     @abstractmethod
     def rest(self) -> None:
-        """Let every reader speak until nothing changes any more, even if some still wait."""
+        """Let every reader send heartbeats until nothing changes any more, even if some readers still wait."""
 
     @abstractmethod
     def outlast(self) -> None:
-        """Let time pass until no reader waits."""
+        """Advance the time until no reader waits."""
 
     # --- books --------------------------------------------------------------------------------------------------------
 
@@ -112,7 +114,9 @@ class Readers(ABC):
     def now_ms(self) -> float: ...
 
     def begin(self, name: str) -> None:
-        """Begin a new process of that name. No process reads the former one's partitions any more."""
+        """Start a new process for the reader of that name. No process reads the previous process's
+        partitions any more.
+        """
         self.end(name)
         self.readers[name] = Reader()
 
@@ -122,8 +126,9 @@ class Readers(ABC):
             self._let_go(name, known.owned)
 
     def about_to_beat(self, name: str) -> set[Partition] | None:
-        """Return the partitions that the heartbeat must list: all that the reader owns, if that has changed since its
-        last report."""
+        """Return the partitions that the heartbeat must list: all partitions that the reader owns, if they have changed
+        since its last report.
+        """
         reader = self.readers[name]
         self._let_go(name, reader.owned - reader.told)
         reader.owned &= reader.told
@@ -132,7 +137,7 @@ class Readers(ABC):
         return says
 
     def answered(self, name: str, epoch: int, told: set[Partition] | None) -> set[Partition]:
-        """Note the answer to a heartbeat, and return the partitions that the reader gained by it."""
+        """Record the answer to a heartbeat, and return the partitions that the reader gained."""
         reader = self.readers[name]
         reader.epoch = epoch
         if told is None:
@@ -159,7 +164,7 @@ class Readers(ABC):
         reader.served.add(partition)
 
     def to_commit(self, name: str, only: Iterable[Partition] | None) -> dict[Partition, int]:
-        """Return offsets to commit by partition, without deleted partitions."""
+        """Return the offsets to commit by partition, without deleted partitions."""
         reader = self.readers[name]
         wanted = reader.served & (reader.served if only is None else set(only)) & self.partitions()
         return {partition: reader.positions[partition] for partition in wanted}
@@ -184,8 +189,9 @@ class Readers(ABC):
         return self.readers[name].owned
 
     def duplicates(self) -> list[tuple[Partition, int]]:
-        """Return records that two members have read. A member that receives a released partition again reads its own
-        work again; that does not count."""
+        """Return records that two members have read. If a member receives a partition again that it released, it may
+        repeat records that it read itself; these do not count.
+        """
         seen = {(each.partition, each.offset, each.reader) for each in self.delivered}
         return sorted(each for each, count in Counter((p, offset) for p, offset, _ in seen).items() if count > 1)
 

@@ -1,13 +1,13 @@
-"""Choose what one run of continuous integration runs of the slow tests: one part of PARTS.
+"""Choose the slow tests that one run of continuous integration runs: one part of PARTS.
 
-A run contains one part of the long tests. Of the data pipeline's tests it contains the modules of one part, and the
-first test of every other module. Of the clients' suites it contains one part whole, and the core of the others.
-Everything else runs each time. A committed number, `.ci/turn`, chooses the part, so a run of the same commit runs the
-same part. `make turn` raises the number. Developers run it once before each push, so five pushes in a row run every
-part. `.ci/run` says which part it ran; CI_PART=N names another.
+A run contains one part of the long tests. Of the data pipeline's tests, a run contains the modules of one part, and the
+first test of every other module. Of the clients' suites, it contains all of one part, and the core of all others. All
+other tests run each time. A committed number, `.ci/turn`, chooses the part, so a run of the same commit runs the same
+part. `make turn` raises the number. Developers run it once before each push, so five pushes in a row run every part.
+`.ci/run` says which part it ran; CI_PART=N names another.
 
-A checksum of its name gives a long test or a pipeline module its part, so no test changes its part when another comes
-or goes. A client's suite names its part and its core in suite.toml.
+The checksum of its name determines the part of a long test or a pipeline module. So no test changes its part when other
+tests are added or removed. A client's suite names its part and its core in suite.toml.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def part_of(name: str) -> int:
 
 
 def rotated(tests: Sequence[str], part: int) -> set[str]:
-    """Return the tests, by id, of the modules of a part, and the first test of every other module."""
+    """Return the ids of the tests in the modules of a part, and of the first test of every other module."""
     first: dict[str, str] = {}
     for test in tests:
         first.setdefault(_module_of(test), test)
@@ -38,13 +38,13 @@ def rotated(tests: Sequence[str], part: int) -> set[str]:
 
 
 def part_whose_turn_it_is() -> int:
-    """Return the part of this run: CI_PART, or else the one that the committed number names."""
+    """Return the part of this run: CI_PART, or else the part that the committed number selects."""
     named = os.environ.get("CI_PART")
     return int(named) if named else int(TURN.read_text()) % PARTS + 1
 
 
 def next_turn() -> int:
-    """Raise the committed number, and return the part that it names now."""
+    """Raise the committed number, and return the part that it now selects."""
     TURN.write_text(f"{int(TURN.read_text()) + 1}\n")
     return int(TURN.read_text()) % PARTS + 1
 

@@ -4,8 +4,9 @@ Most tests wait more than they work, so workers run them in parallel (pytest-xdi
 `alone` measure their own process or the machine. They follow in one process when the workers have ended. Tests marked
 `long` run only with --long-tests: all of them, or one of PARTS parts.
 
---ask-again runs failed tests once more, to recognise flaky ones. The run prints every flaky test at its end. It fails
-if more than MAX_FLAKY of them have no reason in FLAKY, a committed list. Repair what it prints.
+--ask-again runs failed tests once more, to recognise flaky ones. The run prints every flaky test at its end. The run
+fails if more than MAX_FLAKY of them have no reason in FLAKY, a committed list. Developers should repair the printed
+tests.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ OTHER_SUITES = ("tests/pipeline", "tests/containers", "tests/objects")
 """Suites that have requirements and commands of their own."""
 WORKERS_PER_CPU = 2
 MAX_ASKED_AGAIN = 10
-"""With more failures than this, the run does not ask again: so many are no accident."""
+"""If more tests than this fail, the run does not repeat them, because so many failures are no accident."""
 MAX_FLAKY = 5
-"""Flaky tests without a listed reason that one run may have."""
+"""Number of flaky tests without a listed reason that one run may have."""
 NOTHING_COLLECTED = 5
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Outcome of running failed tests once more."""
+    """Result of running failed tests once more."""
 
     failed: Sequence[str]
     """Tests that failed twice, or were not run again."""
@@ -59,7 +60,7 @@ class Verdict:
 
 
 def judge(first: Sequence[str], second: Sequence[str], reasons: Mapping[str, str]) -> Verdict:
-    """`first` are the tests that failed in the run, `second` those that failed again."""
+    """Judge a run. `first` are the tests that failed in the run, `second` those that failed again."""
     passed_then = [test for test in first if test not in set(second)]
     return Verdict(
         failed=[test for test in first if test in set(second)],
@@ -80,10 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.say_part:
         print(part_whose_turn_it_is())
         return 0
-    # A shell lets commands in its background ignore SIGINT, and so would the programs that tests interrupt.
+    # A shell lets its background commands ignore SIGINT. The programs that tests interrupt would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     common = ["-o", f"cache_dir={options.cache}", *rest]
-    # The cache belongs to this run: --ask-again must not use what an earlier run left.
+    # The cache belongs to this run: --ask-again must not use the cache of an earlier run.
     _last_failed(options.cache).unlink(missing_ok=True)
     if options.workers:
         common = [word for suite in OTHER_SUITES for word in ("--ignore", suite)] + common

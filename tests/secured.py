@@ -1,4 +1,4 @@
-"""Gateways that require authentication, and the client's side of SASL by hand."""
+"""Gateways that require authentication, and the client's side of SASL, implemented here."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def start_secured(factory: GatewayFactory, more: dict[str, str] | None = None, *
 
 
 class Authority:
-    """Make certificates with OpenSSL, in a directory of its own."""
+    """Makes certificates with OpenSSL, in a directory of its own."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._directory = directory
@@ -62,8 +62,9 @@ class Authority:
     def issue(
         self, subject: str, *, password: str | None = None, days: int = 2, names: tuple[str, ...] = ("localhost",)
     ) -> Certificate:
-        """Issue a certificate for `names`; -1 days: an expired one. `subject` is written as in OpenSSL: /CN=..., the
-        most significant part first."""
+        """Issue a certificate for `names`. With -1 days it is already expired. `subject` is written as in OpenSSL:
+        /CN=..., the most significant part first.
+        """
         stem = self._directory / f"issued-{len(list(self._directory.iterdir()))}"
         key, request, certificate, whole = (stem.with_suffix(f".{end}") for end in ("key", "csr", "crt", "pem"))
         extensions = stem.with_suffix(".ext")
@@ -87,7 +88,7 @@ class Certificate:
     key: Path
     certificate: Path
     whole: Path
-    """File with both, certificate and key."""
+    """File that contains both the certificate and the key."""
 
 
 def _openssl(*words: str) -> None:
@@ -99,7 +100,7 @@ def plain_token(user: str, password: str, authorization_id: str = "") -> bytes:
 
 
 async def authenticate(client: WireClient, token: bytes, *, mechanism: str = "PLAIN", version: int = 2) -> Any:
-    """Send the token, and return the answer to it."""
+    """Send the token, and return the answer."""
     answer = await client.send(SaslHandshakeRequest(mechanism=mechanism), 1)
     assert answer.error_code == 0, answer
     return await client.send(SaslAuthenticateRequest(auth_bytes=token), version)
@@ -111,7 +112,7 @@ class ScramClient:
     def __init__(
         self, hash_name: str, user: str, password: str, nonce: str = "client-nonce", *, extensions: str = ""
     ) -> None:
-        """`extensions` are written as on the wire: `,tokenauth=true`."""
+        """`extensions` are written as in the protocol: `,tokenauth=true`."""
         self._hash, self._password, self._nonce = hash_name, password, nonce
         name = user.replace("=", "=3D").replace(",", "=2C")
         self._bare = f"n={name},r={nonce}{extensions}"

@@ -1,7 +1,7 @@
 """A Postgres with a synchronous standby, and the failover between them.
 
 The one idea: the primary acknowledges a commit only after the standby has it on disk, so a failover loses nothing that
-was acknowledged. Each failover makes a new standby, so that the next one can follow.
+was acknowledged. Each failover makes a new standby, so that another failover can follow.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ReplicatedPostgres:
         self._directory = directory
         self._connections = connections
         self._count = 0
-        access = directory / "pg_hba.conf"  # the default of the embedded server admits only its own process
+        access = directory / "pg_hba.conf"  # by default the embedded server accepts only its own process
         access.write_text("local all all trust\nlocal replication all trust\n")
         access.chmod(0o644)
         self._settings = {**SETTINGS, **(settings or {}), "hba_file": str(access)}
@@ -50,7 +50,7 @@ class ReplicatedPostgres:
         return EmbeddedPostgres(self._directory / f"server-{self._count}", self._connections, settings=self._settings)
 
     def _new_standby(self) -> EmbeddedPostgres:
-        """Copy the primary, start the copy as its standby, and let commits wait for it from now on."""
+        """Copy the primary and start the copy as its standby. From then on commits wait for it."""
         standby = self._server()
         standby.data_dir.mkdir(mode=0o711)
         words = [
@@ -74,18 +74,18 @@ class ReplicatedPostgres:
             await connection.close()
 
     def sleeping_standby(self) -> contextlib.AbstractContextManager[None]:
-        """Stop the standby by SIGSTOP for as long as the context lasts: no commit ends in the meantime."""
+        """Stop the standby by SIGSTOP for as long as the context lasts. No commit ends in that time."""
         return sleeping(self.standby)
 
     def fail_over(self) -> str:
-        """Freeze the primary, promote the standby, and return its URL. `retire` ends the former primary."""
+        """Freeze the primary, promote the standby, and return its URL. `retire` ends the previous primary."""
         self._former, self._frozen = self.primary, suspend(self.primary)
         self.primary = self.standby
         self._loop.run(_promoted(self.primary.url))
         return self.primary.url
 
     def retire(self) -> None:
-        """Kill the former primary, which no client may use any more, and make a new standby."""
+        """Kill the previous primary, which no client may use any more, and make a new standby."""
         for process in self._frozen:
             process.kill()
         self._loop.run(self._former.stop())
@@ -98,7 +98,7 @@ class ReplicatedPostgres:
 
 
 def running(server: EmbeddedPostgres) -> psutil.Process:
-    """Return the postmaster of a server. Wait until it runs: one that was killed is started again."""
+    """Return the postmaster of a server. If the server was killed, wait until it was started again."""
     deadline_s = time.monotonic() + DEADLINE_S
     while (pid := server.pid) is None:
         assert time.monotonic() < deadline_s, "Postgres does not run"
@@ -109,7 +109,7 @@ def running(server: EmbeddedPostgres) -> psutil.Process:
 def suspend(server: EmbeddedPostgres) -> list[psutil.Process]:
     """Stop every process of a server by SIGSTOP, and return them."""
     postmaster = running(server)
-    postmaster.suspend()  # the postmaster stops first, because children that it forks in the meantime would answer
+    postmaster.suspend()  # stop the postmaster first, because children that it forks in the meantime would answer
     stopped = [postmaster, *postmaster.children(recursive=True)]
     for process in stopped[1:]:
         with contextlib.suppress(psutil.NoSuchProcess):

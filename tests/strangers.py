@@ -8,8 +8,9 @@ from pathlib import Path
 
 
 def readable_by(uid: int, directory: Path) -> list[str]:
-    """Return the files and directories below `directory`, itself included, that the user can list or read, by names
-    that root sees."""
+    """Return the files and directories below `directory`, itself included, that the user can list or read. Their names
+    are those that root sees.
+    """
     paths = [directory, *(Path(parent) / name for parent, dirs, files in os.walk(directory) for name in dirs + files)]
     regular = [str(path) for path in paths if path.is_dir() or path.is_file()]
     read = 'if [ -d "$each" ]; then ls "$each"; else head -c1 "$each"; fi >/dev/null 2>&1'

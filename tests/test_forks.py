@@ -61,7 +61,7 @@ def test_gateway_holds_no_descriptor_of_its_parent_or_of_another(gateway_factory
 
 
 def test_gateway_shares_most_of_its_memory_with_its_parent(gateway_factory: GatewayFactory) -> None:
-    """Copied pages are the largest part of a fork's cost."""
+    """Copying pages is the largest part of a fork's cost."""
     lines = Path(f"/proc/{gateway_factory().pid}/smaps_rollup").read_text().splitlines()[1:]
     kilobytes = {name: int(size.split()[0]) for name, size in (line.split(":") for line in lines)}
     assert kilobytes["Shared_Dirty"] > kilobytes["Private_Dirty"], kilobytes

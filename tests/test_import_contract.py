@@ -1,4 +1,4 @@
-"""Every room has an import contract, and a broken contract says where."""
+"""Every room (top-level package) has an import contract, and a violation of a contract names its place."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def test_every_room_has_a_contract() -> None:
 
 
 def test_no_module_imports_a_module_of_tests() -> None:
-    """Helpers that several modules share are in a module beside them or in tests/steps. So no module of tests imports
-    another one, and each can change with the code that it tests."""
+    """Helpers that several test modules share are in a module beside them or in tests/steps. So no test module imports
+    another one, and each can change together with the code that it tests.
+    """
     modules = [path for room in ("bench", "tests") for path in (ROOT / room).rglob("*.py")]
     broken = {
         f"{path.relative_to(ROOT)}: {name}" for path in modules for name in imported_modules_of_tests(path.read_text())
@@ -43,7 +44,7 @@ def test_import_of_a_module_of_tests_is_found() -> None:
 
 
 def imported_modules_of_tests(source: str) -> set[str]:
-    """Return the modules of tests that a module imports."""
+    """Return the test modules that a module imports."""
     imported: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "tests":

@@ -28,7 +28,7 @@ from tests.packages import BUILD_LOCK, DEVELOPMENT_LOCK, ROOT, RUNTIME_LOCK, STA
 from tests.postgres import short_directory
 
 DEFAULT = re.compile(r"\$\{\w+:-([^}]*)\}")
-"""Default that a compose file gives if the environment has no such variable."""
+"""Default values that the compose file gives for missing variables."""
 PIPELINE_LOCK, DOCS_LOCK = "requirements-pipeline.lock", "requirements-docs.lock"
 INSTALL_SECONDS = 600
 
@@ -37,7 +37,7 @@ INSTALL_SECONDS = 600
 
 
 def declared() -> dict[str, list[Requirement]]:
-    """Return the requirements of pyproject.toml by the lock that must hold them."""
+    """Return the requirements of pyproject.toml for each lock file that must contain them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     runtime = [Requirement(text) for text in project["project"]["dependencies"]]
     build = [Requirement(text) for text in project["dependency-groups"]["build"]]
@@ -150,7 +150,7 @@ def test_make_run_serves_from_a_fresh_checkout_and_again_at_once(checkout: Path)
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Return the Dockerfile's instructions in order, continuation lines joined."""
+    """Return the Dockerfile's instructions in order, with continuation lines joined."""
     text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in text.splitlines() if line.strip()]
 
@@ -192,7 +192,9 @@ def test_every_file_that_the_image_copies_is_in_its_build_context() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(INSTALL_SECONDS)
 def test_the_steps_of_the_image_make_a_gateway_that_serves_and_reports_its_health() -> None:
-    """Run the builder's COPY and RUN steps with /build and /opt moved, then the command of the final stage."""
+    """Run the builder's COPY and RUN steps, with /build and /opt at other places. Then run the command of the final
+    stage.
+    """
     with short_directory() as directory:
         build(directory)
         sluice = directory / "opt" / "sluice" / "bin" / "sluice"
@@ -229,7 +231,7 @@ def test_the_steps_of_the_image_make_a_gateway_that_serves_and_reports_its_healt
 def build(directory: Path) -> None:
     work = directory / "build"
     work.mkdir()
-    # The image's `python` is this interpreter.
+    # In the image, `python` is this interpreter.
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     for name, arguments in stages()[0]:
         if name == "COPY":

@@ -1,7 +1,8 @@
 """Count the constants of product modules that tests replace. The number may only fall.
 
-A bound that a test must lower is an argument of a constructor, with the usual value as its default. A replaced constant
-holds for the whole process, and the test breaks silently if another module copies the constant.
+If a test must lower a limit, the limit should be an argument of a constructor, with the usual value as its default. A
+replaced constant applies to the whole process. If another module copies the constant, the test silently loses its
+effect.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 TOOLS = ("bench", "compat")
-"""Tests of programs that measure the product. Their constants are not the product's."""
+"""Tests of programs that measure the product. The constants of these programs do not count."""
 MOST = 63
-"""Lower this number when a constant becomes an argument."""
+"""Largest allowed number. Lower it when a constant becomes an argument."""
 
 
 def replaced_constants(source: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Published files: their version, equal bytes from two builds, the bill of materials."""
+"""Published files: their version, that two builds give equal bytes, and the bill of materials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the suite runs: which long tests a part holds, and when a run with failures passes."""
+"""How the suite runs: which long tests belong to a part, and when a run with failures passes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KNOWN = {"a": "a reason"}
         (["b"], [], True, ["flaky: failed first, passed then: b"]),
         (["a", "b"], [], True, ["flaky: failed first, passed then: b", "known to be flaky (a reason): a"]),
         (["a", "b"], ["b"], False, ["failed: b", "known to be flaky (a reason): a"]),
-        # The run failed for another reason: it was interrupted, or a module could not be imported.
+        # The run failed for another reason: for example, it was interrupted, or a module could not be imported.
         ([], [], False, []),
     ],
 )

@@ -1,4 +1,4 @@
-"""A wait ends with the first value that holds, or with the last one after its deadline."""
+"""A wait ends with the first value that holds, or with the last value after its deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A test that cannot be interrupted ends the run, and the run says where the test was."""
+"""If a test cannot be interrupted, the run ends and reports where the test was."""
 
 from __future__ import annotations
 

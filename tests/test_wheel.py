@@ -1,4 +1,6 @@
-"""The wheel: one importable package, beside a user's own modules of the rooms' names."""
+"""The wheel: one importable package, beside modules of a user that have the same names as our rooms (top-level
+packages).
+"""
 
 from __future__ import annotations
 

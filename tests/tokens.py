@@ -1,4 +1,4 @@
-"""An issuer of access tokens: OpenSSL makes its keys and signatures, and a local server publishes the keys."""
+"""An issuer of access tokens. OpenSSL makes its keys and signatures, and a local server publishes the keys."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ class Issuer:
     def token(
         self, claims: Mapping[str, Any] | None = None, header: Mapping[str, Any] | None = None, **more: Any
     ) -> str:
-        """Return a signed token. `claims` replaces the correct claims; `more` changes some of them, and None removes
-        one."""
+        """Return a signed token. `claims` replaces all correct claims. `more` changes some of them; None removes a
+        claim.
+        """
         now = int(time.time())
         right = {"sub": "alice", "iat": now - 1, "exp": now + 300, "aud": AUDIENCE, "iss": ISSUER, "scope": ["a", "b"]}
         said = {name: value for name, value in {**(claims or right), **more}.items() if value is not None}
@@ -56,7 +57,7 @@ class Issuer:
         return _openssl("dgst", f"-sha{algorithm.removeprefix('RS')}", "-sign", str(self.key), given=data)
 
     def sign_raw(self, padded: bytes) -> bytes:
-        """Sign `padded` without a check of its content. It must be as long as the key."""
+        """Sign `padded` without checking its content. It must be as long as the key."""
         signature = pow(int.from_bytes(padded, "big"), self.private_exponent, self.modulus)
         return signature.to_bytes(len(padded), "big")
 
@@ -81,7 +82,7 @@ def oauth_settings(jwks_url: str, listener: str = "asking") -> dict[str, str]:
 
 
 class Published:
-    """A server that answers each path with fixed content; `asked` counts requests."""
+    """A server that responds to each path with fixed content. `asked` counts the requests."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -1,4 +1,4 @@
-"""Measure how long one turn of a task blocks the event loop."""
+"""Measure for how long one turn of a task blocks the event loop."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 HELD_MS = 40.0
-"""CPU time in milliseconds. A request may block the loop for half of this (`python -m bench.worst` measures that). A
-test shares its machine, so it only finds code that does not yield at all."""
+"""CPU time in milliseconds. A request may block the loop for half of this time (`python -m bench.worst` measures that).
+A test runs on a shared machine, so it only detects code that does not yield at all.
+"""
 
 
 class Turns:
@@ -19,7 +20,7 @@ class Turns:
 
 @asynccontextmanager
 async def watched() -> AsyncGenerator[Turns]:
-    """Measure the longest CPU time between two turns of a task. The garbage collector is off while it measures."""
+    """Measure the longest CPU time between two turns of a task, with the garbage collector off."""
     turns = Turns()
 
     async def count() -> None:

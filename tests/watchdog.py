@@ -1,7 +1,7 @@
 """End the run, with every thread's stack, if a test exceeds its own time limit.
 
-pytest-timeout raises in the main thread. A library that waits in C and keeps the interpreter's lock prevents that.
-librdkafka does so (`tests/closing.py`), and one such test would hold the whole run for ever.
+pytest-timeout raises in the main thread. That has no effect while a library waits in C and keeps the interpreter's
+lock, as librdkafka may do (`tests/closing.py`). One such test would block the whole run for ever.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Generator
 import pytest
 
 GRACE_S = float(os.environ.get("SLUICE_TEST_GRACE_S", "60"))
-_stderr = os.dup(2)  # pytest loads this plugin before it redirects the descriptor.
+_stderr = os.dup(2)  # pytest loads this plugin before it redirects the standard descriptors.
 
 
 @pytest.hookimpl(wrapper=True)

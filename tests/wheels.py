@@ -1,4 +1,4 @@
-"""The wheel, built and installed once for a run."""
+"""The wheel, which is built and installed once per run."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path) -> Iterator[Path]:
-    """A virtual environment with the wheel and with distributions of others named `storage` and `protocol`.
-
-    The dependencies are those of the environment of the tests, whose editable Sluice is not among them."""
+    """A virtual environment with the wheel, and with distributions of other projects named `storage` and `protocol`.
+    Its dependencies come from the environment of the tests, without the editable Sluice there.
+    """
     with short_directory() as directory:
         environment = directory / "venv"
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=BUILD_SECONDS)

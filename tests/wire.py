@@ -1,6 +1,6 @@
 """A Kafka client that knows only frames. A test decides what it sends, in which order and at which time.
 
-It is built on `protocol`'s client direction. It retries, reconnects and negotiates nothing.
+It uses the client side of `protocol`. It does not retry, reconnect or negotiate versions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _size = struct.Struct(">i")
 
 
 class WireClient:
-    """One connection. Answers must come in the order of the requests, as the protocol demands; anything else fails."""
+    """One connection. Answers must come in the order of the requests, as the protocol demands. Any other answer is an
+    error.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, client_id: str | None) -> None:
         self.client_id = client_id
@@ -38,11 +40,15 @@ class WireClient:
         return cls(reader, writer, client_id)
 
     async def send(self, request: Any, version: int, *, seconds: float = ANSWER_SECONDS) -> Any:
-        """Send a request and wait for its response. TimeoutError if none comes, ConnectionError if none can."""
+        """Send a request and wait for its response. Raise TimeoutError if none arrives, and ConnectionError if none can
+        arrive.
+        """
         return await asyncio.wait_for(self.send_nowait(request, version), seconds)
 
     def send_nowait(self, request: Any, version: int) -> asyncio.Future[Any]:
-        """Send a request; the future is its response, or a ConnectionError once the connection has ended."""
+        """Send a request. The returned future yields its response, or raises ConnectionError once the connection has
+        ended.
+        """
         schema = message_schema(type(request))
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         correlation_id = self.send_only(request, version)
@@ -59,11 +65,11 @@ class WireClient:
         return self._correlation_id
 
     def send_bytes(self, frame: bytes) -> None:
-        """Send bytes unchanged: half a frame, rubbish, many frames in one segment."""
+        """Send bytes unchanged: half a frame, garbage, or many frames in one segment."""
         self._writer.write(frame)
 
     async def closed_by_peer(self, *, seconds: float = ANSWER_SECONDS) -> None:
-        """Wait until the gateway has closed the connection. TimeoutError if it does not."""
+        """Wait until the gateway has closed the connection. Raise TimeoutError if it does not."""
         await asyncio.wait_for(asyncio.shield(self._receiver), seconds)
 
     async def close(self) -> None:
@@ -81,7 +87,7 @@ class WireClient:
         await self._stop_receiving()
 
     def stop_reading(self) -> None:
-        """Keep the connection open and read nothing more, as a frozen client does."""
+        """Keep the connection open but stop reading, as a frozen client does."""
         self._writer.transport.pause_reading()  # type: ignore[attr-defined]
 
     async def __aenter__(self) -> WireClient:
@@ -124,7 +130,7 @@ class WireClient:
 
 
 def encode_frame(request: Any, version: int, correlation_id: int, client_id: str | None = "wire") -> bytes:
-    """Return the whole frame of a request, size included."""
+    """Return the whole frame of a request, including its size."""
     schema = message_schema(type(request))
     header = encode_request_header(RequestHeader(int(schema.api_key), version, correlation_id, client_id))
     body = b"".join(codec.encode(request, version))
@@ -132,6 +138,6 @@ def encode_frame(request: Any, version: int, correlation_id: int, client_id: str
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """Return the next frame without its size. IncompleteReadError at the end of the stream."""
+    """Return the next frame without its size. Raise IncompleteReadError at the end of the stream."""
     (size,) = _size.unpack(await reader.readexactly(_size.size))
     return await reader.readexactly(size)

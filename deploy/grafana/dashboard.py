@@ -33,7 +33,7 @@ class Panel:
 
 
 def quantile(share: str, metric: str, by: str, where: str = NODE) -> str:
-    """Return the expression of a histogram's quantile, by `le` and these labels."""
+    """Return the expression for a quantile of a histogram, grouped by `le` and these labels."""
     return f"histogram_quantile({share}, sum by (le, {by}) (rate({metric}_bucket{{{where}}}{RATE})))"
 
 

@@ -19,7 +19,7 @@ from protocol.messages.api_versions import (
 FIRST_VERSION_WITH_SOFTWARE = 3
 FIRST_VERSION_WITH_LOWEST_LEVEL_0 = 4
 MAX_SOFTWARE_CHARS = 100
-"""Characters of each name that are kept while the connection is open."""
+"""Number of characters of each name that are kept while the connection is open."""
 FIRST_VERSION_WITH_NODE = 5
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?", re.ASCII)
 
@@ -63,9 +63,8 @@ async def api_versions(
 
 
 def _is_misrouted(request: ApiVersionsRequest, context: RequestContext[ApiVersionsServices]) -> bool:
-    """Return whether the client means another cluster or another broker (KIP-1242).
-
-    A client that has just begun names neither. A controller does not look, as upstream.
+    """Return whether the client names another cluster or another broker than this one (KIP-1242). A client that has
+    just started names neither. Like upstream, a controller does not check this.
     """
     if context.version < FIRST_VERSION_WITH_NODE or request.cluster_id is None or context.role is not Role.BROKER:
         return False

@@ -74,7 +74,7 @@ _CODES: Mapping[ApiKey, Mapping[str, type[IntEnum]]] = {
     ApiKey.ALTER_CONFIGS: _OF_CONFIGS,
     ApiKey.INCREMENTAL_ALTER_CONFIGS: _OF_CONFIGS,
 }
-"""The fields of an API whose numbers have names."""
+"""Fields of an API whose numeric codes have names."""
 
 _ERROR_FIELDS = frozenset({"error_code", "topic_config_error_code"})
 _LEFT_OUT = frozenset({"timeout_ms", "throttle_time_ms"})
@@ -86,7 +86,7 @@ def audit_into(append: Callable[[str], None], node: str) -> Mapping[ApiKey, Audi
     async def audit(request: object, response: object, code: int, context: RequestContext[object]) -> None:
         if isinstance(request, OffsetCommitRequest) and not _is_by_administrator(request):
             return
-        # A request may have megabytes, so the thread also makes its line.
+        # A request may have megabytes, so the thread also formats its log line.
         await asyncio.to_thread(lambda: append(line_of(request, response, code, context, node)))
 
     return dict.fromkeys(AUDITED, audit)

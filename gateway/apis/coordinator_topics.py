@@ -35,7 +35,7 @@ COORDINATED = frozenset(
         *(ApiKey.ALTER_SHARE_GROUP_OFFSETS, ApiKey.DELETE_SHARE_GROUP_OFFSETS),
     }
 )
-"""Requests that a group's coordinator answers."""
+"""Requests that the coordinator of a group must answer."""
 
 
 class InternalTopicsServices(ChangesCatalog, HasGroups, Protocol): ...
@@ -77,7 +77,7 @@ def offsets_partitions(catalog: Catalog) -> int:
 
 
 def state_partition(catalog: Catalog, transactional_id: str) -> Partition | None:
-    """Return the partition of TRANSACTION_STATE to which the id belongs."""
+    """Return the partition of TRANSACTION_STATE to which a transactional id belongs."""
     topic = catalog.get(TRANSACTION_STATE)
     return None if topic is None else topic.partitions[partition_of(transactional_id, len(topic.partitions))]
 
@@ -91,7 +91,7 @@ def prepare(context: RequestContext[InternalTopicsServices]) -> Awaitable[None] 
 
 
 async def _look(services: InternalTopicsServices) -> None:
-    """Look for the topic in Postgres. Raise StorageError."""
+    """Look the topic up in Postgres. Raise StorageError."""
     await services.catalog.refresh_if_changed()
     _begin_if_made(services)
 

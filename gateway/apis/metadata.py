@@ -53,8 +53,9 @@ from storage.types import NewTopic, Partition, Topic
 logger = structlog.get_logger(__name__)
 
 MAX_CREATED = 100
-"""Topics that one Metadata request may create. Further ones are answered LEADER_NOT_AVAILABLE, so the client asks
-again."""
+"""Maximal number of topics that one Metadata request may create. For further topics it answers LEADER_NOT_AVAILABLE, so
+the client tries again.
+"""
 
 MAX_PARTITIONS_PER_PAGE = 2000
 """Upstream's max.request.partition.size.limit."""
@@ -76,7 +77,7 @@ class Placement:
         listener, membership = context.connection.listener, context.services.membership
         alive = membership.brokers() if context.role is Role.BROKER else membership.controllers()
         self.brokers = [(node, *node.listeners[listener]) for node in alive if listener in node.listeners]
-        """Nodes with host and port; at a controllers' listener the controllers."""
+        """The nodes with host and port. At a controllers' listener these are the controllers."""
         self._reachable = {int(node.node_id) for node, _, _ in self.brokers}
         self._racks = {int(node.node_id): node.rack for node, _, _ in self.brokers}
         self._alive: tuple[int, ...] = membership.broker_ids
@@ -111,10 +112,8 @@ class Placement:
         return replicas if partition.assignment is None else self._leaders.in_sync(partition.assignment)
 
     def replicas(self, partition: Partition, leader: int, factor: int) -> tuple[int, ...]:
-        """Return the partition's replicas.
-
-        They are the named ones in their order, if any. Otherwise they are the leader and the live nodes after it by id,
-        `factor` in all if so many are alive.
+        """Return the partition's replicas. If an administrator named some, these are returned in order. Otherwise
+        return the leader and the live nodes after it by id, `factor` nodes in total if so many are alive.
         """
         if partition.assignment is not None:
             return partition.assignment.replicas
@@ -150,7 +149,7 @@ class Led:
         self._named: set[int] = set()
 
     def of(self, partition: Partition) -> tuple[int, int]:
-        """Return leader and leader epoch."""
+        """Return the partition's leader and leader epoch."""
         leaders = self._context.services.membership.leaders
         leader = leaders.leader(partition)
         self._named.add(leader)
@@ -201,7 +200,7 @@ async def _describe_all(
     placement: Placement,
     with_operations: bool,
 ) -> tuple[MetadataResponseTopic, ...]:
-    """Describe the topics: many as bytes that are kept, few as values."""
+    """Describe the topics. If there are many, use their cached bytes; if there are few, build values."""
     topics = [answer for answer in found if isinstance(answer, Topic)]
     if len(topics) < len(found) or sum(len(topic.partitions) for topic in topics) < MIN_PARTITIONS:
         return tuple(
@@ -297,7 +296,7 @@ async def _find_by_name(
     try:
         await catalog.resolve_all(missing)
         if context.services.authorizer is not None:
-            # The ACLs arrived with the topics.
+            # The ACLs were read together with the topics.
             forbidden |= {name: refused async for name in in_pieces(missing) if not _may_describe(context, name)}
         missing = [name async for name in in_pieces(missing) if catalog.get(name) is None and name not in forbidden]
         if missing and may_create and catalog.broker.auto_create_topics_enable:
@@ -327,7 +326,7 @@ async def _create_missing(names: Sequence[str], services: ChangesCatalog) -> dic
             codes[name] = error.code
     lost = [name for name, made in (await make_topics(plans, services)).items() if isinstance(made, KafkaError)]
     if lost:
-        # Another node created the topic first, and its topic is the answer.
+        # Another node has created the topic first, so answer with that topic.
         await services.catalog.refresh_if_changed()
         for name in lost:
             if services.catalog.get(name) is not None:
@@ -441,7 +440,7 @@ def _describe_page(
                 leader_epoch=partition.leader_epoch,
                 replica_nodes=replicas,
                 isr_nodes=placement.in_sync(partition, replicas),
-                # Not null: Java's Admin client reads both without asking.
+                # These must not be null, because Java's Admin client reads both without a check.
                 eligible_leader_replicas=(),
                 last_known_elr=(),
                 offline_replicas=placement.offline(replicas),

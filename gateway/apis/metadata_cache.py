@@ -23,17 +23,19 @@ MAX_VIEWS = 8
 """Views that are kept: one for each version, listener and kind of client. Every other view is encoded again."""
 
 MIN_PARTITIONS = 200
-"""Answers about fewer are described and encoded as any other response."""
+"""Answers about fewer partitions are described and encoded like any other response."""
 
 PARTITIONS_AT_ONCE = 1_000
-"""A topic of more is described and encoded in a thread."""
+"""A topic with more partitions is described and encoded in a thread."""
 
 View = tuple[object, ...]
-"""Everything a description depends on besides the topic: version, listener, operations, live nodes, broker settings."""
+"""Everything besides the topic that a description depends on: version, listener, operations, live nodes, broker
+settings.
+"""
 
 
 class DescribedTopics:
-    """The node's encoded topics, bounded by MAX_VIEWS times the catalog."""
+    """The node's encoded topics. Their number is at most MAX_VIEWS times the size of the catalog."""
 
     def __init__(self) -> None:
         self._views: OrderedDict[View, dict[UUID, tuple[Topic, bytes]]] = OrderedDict()

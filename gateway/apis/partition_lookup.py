@@ -1,6 +1,7 @@
 """Resolve the topic and partition that a request names, or return the code that says why not.
 
-The one idea: every API that asks about partitions refuses alike, so one place finds the reasons, and they are values.
+The one idea: every API that asks about partitions refuses for the same reasons. So one module finds these reasons and
+returns them as values.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ async def read_epochs(
 def epochs_of(
     found: Partition | ErrorCode, epochs: dict[PartitionKey, list[tuple[int, int]]] | ErrorCode
 ) -> Epochs | ErrorCode:
-    """One partition's epochs, or why they are unknown."""
+    """Return one partition's epochs, or the reason why they are unknown."""
     if isinstance(found, ErrorCode) or isinstance(epochs, ErrorCode):
         return epochs if isinstance(epochs, ErrorCode) else ()
     return epochs.get(found.partition_key, ())
@@ -89,7 +90,7 @@ async def resolve_topics(
     """Ask Postgres for those of the topics that are missing here. A request gives either names or ids. Return the
     code for topics that are still missing."""
     catalog = context.services.catalog
-    # Unknown topics are sorted out in pieces. Then one call asks for all of them.
+    # Unknown topics are collected in pieces. Then one call requests all of them.
     if by_id:
         ids = [topic_id async for _, topic_id in in_pieces(topics) if catalog.get_by_id(topic_id) is None]
         names = []
@@ -106,8 +107,9 @@ async def resolve_topics(
 async def look_up_topics(
     names: Iterable[str], context: RequestContext[FindsTopics], operation: AclOperation | None
 ) -> dict[str, Topic | ErrorCode]:
-    """Return each topic, or the reason why the client gets none. `operation`: the operation that the client must be
-    allowed; None: nothing is checked."""
+    """Return each topic, or the reason why the client gets none. `operation` is the operation that the client must be
+    permitted to do; with None nothing is checked.
+    """
     asked = await first_of_each(names)
     catalog = context.services.catalog
     refused, unknown = set[str](), list[str]()
@@ -145,7 +147,7 @@ def find_served(topic: Topic | ErrorCode, partition_index: int, current_leader_e
 async def read_states(
     partitions: list[Partition], context: RequestContext[HasLog]
 ) -> dict[PartitionKey, PartitionState] | ErrorCode:
-    """The stored truth of these partitions; a deleted one is missing."""
+    """Return the committed state of these partitions, without deleted ones."""
     if not partitions:
         return {}
     try:
@@ -157,7 +159,7 @@ async def read_states(
 def state_of(
     found: Partition | ErrorCode, states: dict[PartitionKey, PartitionState] | ErrorCode
 ) -> PartitionState | ErrorCode:
-    """One partition's state, or the first reason why it has none."""
+    """Return one partition's state, or the first reason why the client gets none."""
     if isinstance(found, ErrorCode):
         return found
     if isinstance(states, ErrorCode):

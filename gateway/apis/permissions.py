@@ -45,7 +45,7 @@ class Each:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The demands of one API."""
+    """The ACLs that one API requires."""
 
     whole: tuple[Ask, ...] = ()
     each: tuple[Each, ...] = ()
@@ -71,7 +71,7 @@ def _named(operation: AclOperation, kind: ResourceType, field: str) -> Ask:
 
 
 def _describes(topics_of: Callable[[RequestT], Iterable[str]]) -> Ask:
-    """Demand Describe on all of these topics."""
+    """Require Describe on all of these topics."""
 
     async def ask(request: RequestT, context: RequestContext[HasAuthorizer]) -> None:
         async for name in in_pieces(topics_of(request)):
@@ -106,7 +106,7 @@ async def _produces(request: InitProducerIdRequest, context: RequestContext[HasA
 
 
 async def _adds_partitions(request: AddPartitionsToTxnRequest, context: RequestContext[HasAuthorizer]) -> None:
-    """Check the client's own request. Later versions come from brokers, which have checked their clients themselves."""
+    """Check the request of a client. Later versions come from brokers, which have already checked their clients."""
     if context.version >= FIRST_VERSION_OF_BROKERS:
         require(context, _Op.CLUSTER_ACTION, _CLUSTER)
     else:
@@ -120,7 +120,9 @@ async def _describes_controllers(_request: object, context: RequestContext[HasAu
 
 
 async def _finds_coordinators(request: FindCoordinatorRequest, context: RequestContext[HasAuthorizer]) -> None:
-    """Only brokers coordinate share partitions. Earlier versions of the request cannot ask for these coordinators."""
+    """Require ClusterAction for the coordinators of share partitions, because only brokers look for them. Earlier
+    versions of the request cannot ask for these coordinators.
+    """
     if request.key_type == SHARE and context.version >= FIRST_VERSION_WITH_SHARE:
         require(context, _Op.CLUSTER_ACTION, _CLUSTER)
 
@@ -226,7 +228,7 @@ the permitted operations that it may list. Delegation tokens belong to their own
 
 
 async def authorize(request: object, context: RequestContext[HasAuthorizer]) -> None:
-    """Stage of dispatch: raise KafkaError if the whole request is refused."""
+    """Authorize a request, as a stage of dispatch. Raise KafkaError if the whole request is refused."""
     demand = DEMANDS.get(context.api_key)
     if demand is None:
         if context.api_key not in FREE:

@@ -47,7 +47,7 @@ class HasAppender(Protocol):
 class HasBrokerConfigs(Protocol):
     @property
     def broker_configs(self) -> asyncio.Lock:
-        """Held while a request alters settings of brokers."""
+        """Lock that is held while a request alters settings of brokers."""
         ...
 
 
@@ -76,7 +76,7 @@ class HasClusterId(Protocol):
 class HasDelegation(Protocol):
     @property
     def delegation(self) -> DelegationTokens | None:
-        """None without `delegation.token.secret.key`."""
+        """None if `delegation.token.secret.key` is not set."""
         ...
 
 
@@ -93,7 +93,7 @@ class HasHistory(Protocol):
 class HasIdleOwners(Protocol):
     @property
     def idle_owners(self) -> IdleOwners | None:
-        """None: no group watches for members that read nothing."""
+        """None if no group watches for members that read nothing."""
         ...
 
 
@@ -112,7 +112,7 @@ class HasLog(Protocol):
 class HasMarks(Protocol):
     @property
     def marks(self) -> Marks | None:
-        """How far this node has served consumers; None if no group asks for it."""
+        """Up to which offsets this node has served consumers. None if no group needs this."""
         ...
 
 

@@ -29,7 +29,7 @@ LAG_PROBE_INTERVAL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """The passes that keep the node current; `start` runs them."""
+    """The passes that keep the node up to date. `start` runs them."""
 
     reconciler: Reconciler
     maintenance: Maintenance
@@ -38,7 +38,7 @@ class Background:
     metrics: Metrics
 
     def start(self, supervisor: Supervisor, undo: Undo) -> None:
-        """Start every pass."""
+        """Start all passes."""
         reconciler, jobs, wakeups, listener = self.reconciler, self.cluster.jobs, self.cluster.wakeups, self.listener
 
         def hearing() -> None:
@@ -80,7 +80,7 @@ def build_background(
     clock: ClusterClock,
     metrics: Metrics,
 ) -> Background:
-    """Make the parts."""
+    """Make the parts that keep the node up to date."""
     membership, jobs, leases, wakeups = cluster.membership, cluster.jobs, cluster.leases, cluster.wakeups
     reconciler = Reconciler(
         log.catalog,
@@ -132,7 +132,7 @@ def build_background(
 def _hints(
     reconciler: Reconciler, cluster: ClusterPart, followed: Callable[[str], None] | None
 ) -> dict[str, Callable[[str], None]]:
-    """Return the receivers of other nodes' notifications, by channel."""
+    """Return the functions that receive other nodes' notifications, by channel."""
 
     def nodes_heard(payload: str) -> None:
         reconciler.nodes_heard(payload)

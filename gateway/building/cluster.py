@@ -21,7 +21,7 @@ from storage.types import Address
 
 @dataclass(frozen=True, slots=True)
 class ClusterPart:
-    """The node among the other nodes."""
+    """The part of a node that communicates with other nodes."""
 
     membership: Membership
     leases: Leases

@@ -25,7 +25,7 @@ logger = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 DATABASE_PATIENCE_S = 30.0
-"""How long a start waits for a database that does not answer yet."""
+"""How long a start waits for a database that does not respond yet."""
 LOCK_PATIENCE_S = 60.0
 """How long a start waits for a lock that another session of the database holds."""
 DATABASE_RETRY_S = 0.5
@@ -66,7 +66,7 @@ async def open_database(settings: Settings, undo: Undo) -> DatabasePart:
 
 
 async def _require_moved(database: Database, url: str, data_dir: Path) -> None:
-    """Refuse to start with an empty database beside an embedded Postgres that holds the data so far."""
+    """Refuse to start with an empty database if an embedded Postgres in the same directory holds earlier data."""
     if not holds_cluster(data_dir) or EmbeddedPostgres(data_dir).running_url() == url or await has_tables(database):
         return
     shown = await asyncio.to_thread(data_dir.absolute)
@@ -84,7 +84,7 @@ class UrlFile:
         self._path, self._url, self._told = path, url, ""
 
     async def current(self) -> str:
-        """Return the URL in the file; the last usable one if the file has none."""
+        """Return the URL in the file, or the last usable URL if the file has none."""
         url, error = self._url, ""
         try:
             url = await asyncio.to_thread(read_database_url, self._path)

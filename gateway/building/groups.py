@@ -41,10 +41,10 @@ class GroupPart:
     marks: Marks
     idle_owners: IdleOwners
     authorizer: Authorizer | None
-    """None: every client may do everything."""
+    """None if every client may do everything."""
 
     async def drain(self, timeout_s: float) -> None:
-        """Store the pending steps."""
+        """Store the steps that are not stored yet."""
         await self.groups.drain(timeout_s)
 
 
@@ -110,7 +110,7 @@ async def build_groups(
 
 
 def _authorizer(broker: BrokerConfig, catalog: Catalog, metrics: Metrics) -> Authorizer | None:
-    """Return the authorizer; None: every client may do everything."""
+    """Return the authorizer, None if every client may do everything."""
     if not broker.authorizer_class_name:
         return None
     return Authorizer(

@@ -97,7 +97,7 @@ def build_sasl(
 
 
 def connections_from(catalog: Catalog) -> Callable[[str], int]:
-    """Return the limit of connections per address, by the settings in force."""
+    """Return the limit on connections per address, according to the current settings."""
 
     def most_from(address: str) -> int:
         overrides = catalog.broker.max_connections_per_ip_overrides

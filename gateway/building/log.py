@@ -41,7 +41,7 @@ class LogPart:
         self.store.reader.forget()
 
     async def drain(self, timeout_s: float) -> None:
-        """Commit the queued batches."""
+        """Wait until the queued batches are committed."""
         await self.appender.drain(timeout_s)
 
 
@@ -56,7 +56,7 @@ def build_log(
     committers: int,
     traces: Traces | None,
 ) -> LogPart:
-    """Make the parts. `committers`: appends that run at once."""
+    """Make the parts. `committers` is the number of appends that may run at the same time."""
     metrics.watch_damaged_chunks(lambda: stores.log.damaged_chunks)
     appender = Appender(
         stores.log,

@@ -1,4 +1,4 @@
-"""Share partitions, transactions and internal topics: what stands between the log and particular clients."""
+"""Share partitions, transactions and internal topics: the parts between the log and particular kinds of clients."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TransactionPart:
 def build_transactions(
     stores: Stores, cluster: ClusterPart, log: LogPart, groups: GroupPart, clock: ClusterClock, metrics: Metrics
 ) -> TransactionPart:
-    """Make the parts."""
+    """Make the parts that coordinate transactions."""
     catalog = log.catalog
     transactions = Transactions(
         stores.transactions,

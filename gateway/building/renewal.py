@@ -30,11 +30,11 @@ INTERVAL_MS = 5_000
 """Interval between two checks of the files."""
 
 _Mark = tuple[int, int, int] | None
-"""Modification time, size and inode of a file; None: there is no such file."""
+"""Modification time, size and inode of a file. None if the file does not exist."""
 
 
 class Renewal:
-    """The secrets of a node that lie in files."""
+    """The secrets of a node that are read from files."""
 
     def __init__(
         self,
@@ -55,7 +55,8 @@ class Renewal:
 
     async def look(self) -> None:
         """Read the files again if one of them has changed. Raise ConfigError or ConfigurationError if a file cannot be
-        used: then everything stays as it was, and the next call tries again."""
+        used: then nothing changes, and the next call tries again.
+        """
         files = [*self._settings.sources.files, *map(Path, self._certificates.files)]
         if not files:
             return

@@ -71,14 +71,14 @@ class Services:
     internal_logs: InternalLogs | None = None
     """The writer of internal topics; None: these topics keep the records that earlier nodes wrote."""
     marks: Marks | None = None
-    """How far this node has served consumers; None if no group asks for it."""
+    """Up to which offsets this node has served consumers. None if no group needs this."""
     idle_owners: IdleOwners | None = None
     """Watches members that read nothing of what they were assigned."""
     authorizer: Authorizer | None = None
-    """None: every client may do everything."""
+    """None if every client may do everything."""
     delegation: DelegationTokens | None = None
-    """None without `delegation.token.secret.key`."""
+    """None if `delegation.token.secret.key` is not set."""
     broker_configs: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a request alters settings of brokers."""
+    """Lock that is held while a request alters settings of brokers."""
     certificates: Certificates | None = None
     """The certificates of the node's listeners, or None if clients may not change them."""

@@ -1,4 +1,4 @@
-"""The stores of a node: all parts that read and write Postgres and the bytes beside Postgres."""
+"""The stores of a node: all parts that read and write Postgres, and the places of records outside Postgres."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Stores:
 async def open_stores(
     settings: Settings, broker: BrokerConfig, database: Database, topics: TopicStore, undo: Undo
 ) -> Stores:
-    """Open the place of the log's bytes. Raise StorageError."""
+    """Open the place of the log's records. Raise StorageError."""
     cached = broker.log_store_page_cache_bytes
     store = await open_store(database, settings.log_place, page_cache_bytes=None if cached < 0 else cached)
     if store is not None:

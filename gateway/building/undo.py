@@ -1,4 +1,4 @@
-"""The steps that undo a start, newest first, however far the start came."""
+"""The steps that undo a start, the newest first. They also undo an incomplete start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StartError(Exception):
 
 
 class Undo:
-    """The steps that undo the start, with the time that each may take."""
+    """The steps that undo the start, each with the time that it may take."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[str, float, Callable[[], Awaitable[object]]]] = []
@@ -31,7 +31,7 @@ class Undo:
         self._steps.append((name, limit_s, step))
 
     async def run(self) -> None:
-        """Run every step. A failing step does not keep the others from running."""
+        """Run every step. If a step fails, the other steps still run."""
         while self._steps:
             name, limit_s, undo = self._steps.pop()
             # Wait instead of cancelling: asyncpg waits for an unresponsive Postgres even to cancel a query.
@@ -46,7 +46,7 @@ class Undo:
 
 
 class _Ended(Protocol):
-    """A future of any type."""
+    """The part of a future that this module uses, for a result of any type."""
 
     def cancelled(self) -> bool: ...
     def exception(self) -> BaseException | None: ...

@@ -30,14 +30,14 @@ class ClusterClock:
         """`elapsed_s` counts evenly, also if the machine's clock is set, and while the machine is suspended."""
         self._elapsed_s = elapsed_s
         self._zero_ms = own_ms() - elapsed_s() * 1000
-        """The time at which `elapsed_s` was 0."""
+        """Milliseconds since 1970 when `elapsed_s` was 0."""
 
     def now_ms(self) -> int:
         """Milliseconds since 1970."""
         return int(self._zero_ms + self._elapsed_s() * 1000)
 
     async def compare(self, ask: Callable[[], Awaitable[int]]) -> None:
-        """Follow Postgres' clock. `ask` reads it, in ms; its exceptions pass through."""
+        """Follow Postgres' clock. `ask` reads this clock, in ms. Exceptions of `ask` are passed to the caller."""
         asked_s = self._elapsed_s()
         database_ms = await ask()
         # Postgres read its clock at some moment during the call.

@@ -22,25 +22,25 @@ from storage.errors import StorageError
 logger = structlog.stdlib.get_logger(__name__)
 
 Health = Callable[[], Sequence[tuple[str, str, float]]]
-"""Returns figures of this node: a metric's name, its label, and its value."""
+"""Returns metrics of this node: a metric's name, its label, and its value."""
 Figures = Mapping[str, Mapping[str, float]]
-"""Figures of a node by metric, and by label in a metric."""
+"""Values of a node by metric, and by label within a metric."""
 
 WAIT_S = 0.5
-"""Longest wait for answers."""
+"""Longest time for which a console waits for other nodes' answers."""
 PAUSE_S = 0.5
 """Shortest time between two answers of a node, and between two questions. Answers that were heard within it count."""
 FRESH_S = 5.0
 """Age up to which an answer is shown, so that an answer that came too late is shown the next time."""
 MAX_PAYLOAD_BYTES = 7_900
-"""Postgres refuses notifications of 8,000 bytes."""
+"""Maximal size of a payload in bytes. Postgres refuses notifications of 8,000 bytes."""
 MAX_FIGURES = 500
 MAX_VALUE = 1e300
 """An integer of a payload may exceed every float, and then cannot be converted to one."""
 
 
 class NodeFigures:
-    """The figures of this node, and those that other nodes have sent lately."""
+    """The metrics of this node, and those that other nodes have sent recently."""
 
     def __init__(
         self,
@@ -49,7 +49,9 @@ class NodeFigures:
         ask: Callable[[], Awaitable[None]],
         answer: Callable[[str], Awaitable[None]],
     ) -> None:
-        """`ask` notifies all nodes that a console asks, `answer` sends them a payload. Both raise StorageError."""
+        """`ask` notifies all nodes that a console requests their metrics, and `answer` sends a payload to all nodes.
+        Both raise StorageError.
+        """
         self._membership, self._health = membership, health
         self._ask, self._answer = ask, answer
         self._heard: dict[int, tuple[float, Figures]] = {}
@@ -87,7 +89,7 @@ class NodeFigures:
             logger.debug("some nodes sent no figures to the console", nodes=sorted(others - self._heard.keys()))
 
     def question_heard(self, _payload: str) -> None:
-        """Answer the question of a console."""
+        """Answer a console's request for metrics."""
         if self._answering is None and time.monotonic() - self._answered_s >= PAUSE_S:
             self._answered_s = time.monotonic()
             self._answering = asyncio.create_task(self._send())
@@ -134,7 +136,7 @@ def written(node_id: int, figures: Figures) -> str:
 
 
 def read(payload: str) -> tuple[int, Figures] | None:
-    """Return the node and the figures of a payload; None if it has another form."""
+    """Return the node and the metrics in a payload. Return None if the payload has another form."""
     try:
         data: object = json.loads(payload)
     except (ValueError, RecursionError):

@@ -20,7 +20,7 @@ class Remembers(Protocol):
     """A part that holds values read from Postgres."""
 
     def forget(self) -> None:
-        """Drop everything that was read or recorded, synchronously."""
+        """Drop everything that was read or recorded, without yielding to the event loop."""
         ...
 
 

@@ -58,7 +58,7 @@ class Jobs:
         self.wake("start")
 
     def lease(self, job: Job) -> CoordinatorLease | None:
-        """The job's lease, if this node may count on it at this moment."""
+        """Return the job's lease, if this node may rely on it now."""
         return self._leases.lease_of(job)
 
     def wanted(self) -> dict[int, int]:
@@ -67,7 +67,7 @@ class Jobs:
 
     @property
     def held(self) -> int:
-        """Leases that this node may count on at this moment."""
+        """Leases on which this node may rely now."""
         return self._leases.held
 
     @property
@@ -97,7 +97,7 @@ class Jobs:
         return run_where_held
 
     def due(self, job: Job) -> None:
-        """Note that there is work: the job's passes begin now if this node holds the lease."""
+        """Note that the job has work. If this node holds the lease, the job's passes begin now."""
         self._wake_passes(job, "due")
 
     async def keep(self) -> None:
@@ -134,7 +134,7 @@ class Jobs:
             return True
         finally:
             if not task.done():
-                # The task that runs this code is being cancelled itself.
+                # This task itself is being cancelled.
                 task.cancel()
                 await asyncio.wait((task,))
             del self._running[key]

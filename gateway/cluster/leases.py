@@ -38,7 +38,9 @@ GRACE_MS = 2_000
 """Time for which a free lease is reserved for its preferred node. Afterwards any other node may acquire it."""
 
 HAND_OVER_INTERVAL_S = 0.1
-"""Interval between two hand-overs of a shard. So only few clients look for their coordinator at the same time."""
+"""Interval between two hand-overs of a shard. Because of it, only few clients look for their coordinator at the same
+time.
+"""
 
 UNREST_PATIENCE_S = 60.0
 """Longest wait for a shard whose groups never settle. After it the shard is handed over all the same."""
@@ -62,7 +64,7 @@ def partition_of(group_id: str, count: int) -> int:
 def _positive_hash(group_id: str) -> int:
     """Java's String.hashCode over UTF-16 units, made positive (upstream: Utils.abs)."""
     code = 0
-    # No id of a client is longer, and each unit is a step on the event loop.
+    # No client has a longer id, and hashing costs a step on the event loop for each unit.
     units = group_id[:HASHED_CHARS].encode("utf-16-be", "surrogatepass")
     for high, low in zip(units[::2], units[1::2], strict=True):
         code = (31 * code + (high << 8 | low)) & 0xFFFFFFFF
@@ -74,11 +76,13 @@ def _positive_hash(group_id: str) -> int:
 class _Held:
     lease: CoordinatorLease
     deadline: float
-    """Monotonic seconds from which this node no longer counts on the lease."""
+    """Monotonic seconds from which this node no longer relies on the lease."""
 
 
 class Leases:
-    """The leases of this node of one kind. `listen` names the functions to call as leases come and go."""
+    """The leases of this node of one kind. `listen` sets the functions that are called when leases
+    are gained or lost.
+    """
 
     def __init__(
         self,
@@ -135,7 +139,7 @@ class Leases:
         return sum(held.deadline > now for held in tuple(self._held.values()))
 
     def current(self) -> list[CoordinatorLease]:
-        """Return the leases that this node may count on at this moment."""
+        """Return the leases on which this node may rely now."""
         now = self._monotonic()
         return [held.lease for held in self._held.values() if held.deadline > now]
 
@@ -143,15 +147,16 @@ class Leases:
         return shard_of(group_id)
 
     def lease_of(self, shard: int) -> CoordinatorLease | None:
-        """Return the shard's lease, if this node may count on it at this moment."""
+        """Return the shard's lease, if this node may rely on it now."""
         held = self._held.get(shard)
         if held is None or held.deadline <= self._monotonic():
             return None
         return held.lease
 
     def lease_for(self, group_id: str) -> CoordinatorLease | None:
-        """Return the lease under which this node coordinates the group; None if it does not coordinate it
-        (NOT_COORDINATOR)."""
+        """Return the lease under which this node coordinates the group. Return None if another node does
+        (NOT_COORDINATOR).
+        """
         return self.lease_of(shard_of(group_id))
 
     def coordinator_of(self, group_id: str) -> Node:
@@ -183,7 +188,7 @@ class Leases:
             logger.warning("coordinators not refreshed: Postgres does not answer", error=str(error))
 
     def _successor(self, shard: int) -> Node | None:
-        """Return the live node that should have the shard; None if that is this node."""
+        """Return the live node that should have the shard. Return None if that is this node."""
         wanted = self.wanted().get(shard)
         return next(
             (
@@ -237,7 +242,7 @@ class Leases:
                 self._keep(await self._store.renew_leases(node_id, leases, self._ttl_ms), sent)
             if not self._released and self._may_hold():
                 await self._take_free(node_id)
-        # No caller asks for the owners of jobs.
+        # Clients do not ask for the owners of jobs.
         if len(self._held) < len(self._shards) and self._kind is not LeaseKind.JOBS:
             await self._look_up_owners()
 
@@ -251,7 +256,7 @@ class Leases:
         sent = self._monotonic()
         taken = await self._store.acquire_leases(node_id, own, self._ttl_ms, self._kind, spare=spare, grace_ms=GRACE_MS)
         if self._released:
-            # This node stopped during the call, so it would not serve these shards.
+            # This node is stopping by now, so it must not serve these shards.
             await self._store.release_leases(node_id, {lease.shard: None for lease in taken}, self._kind)
             return
         for lease in taken:

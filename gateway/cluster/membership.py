@@ -31,7 +31,7 @@ from storage.types import BOTH, Address, LeaseKind, MetadataLog, Node, NodeId, P
 logger = structlog.get_logger(__name__)
 
 RIVAL_PATIENCE_S, RIVAL_POLL_S = 2.0, 0.05
-"""Longest time that another process with this node's name may take to end."""
+"""Longest time for which this node waits until another process with its name ends."""
 
 
 class Announcements(Protocol):
@@ -43,7 +43,7 @@ class Announcements(Protocol):
         ...
 
     def nodes_seen(self, alive: Sequence[Node], gone: bool) -> None:
-        """Note the live nodes of a pass. `gone`: a process is missing that was there before."""
+        """Receive the live nodes of a pass. `gone` is true if a process is missing that was there before."""
         ...
 
     def registered(self) -> None:
@@ -90,7 +90,7 @@ class Membership:
         self._brokers: list[Node] = []
         self._controllers: list[Node] = []
         self.has_other_brokers = False
-        """True if another node serves clients and must hear of appends."""
+        """True if another node serves clients and must receive announcements of appends."""
         self.broker_ids: tuple[NodeId, ...] = ()
         """Ids of `brokers()`; a new object only if they change."""
         self.controller_ids: tuple[NodeId, ...] = ()
@@ -191,7 +191,7 @@ class Membership:
         return next(node for node in self._brokers if node.node_id == leader)
 
     def leader_of_partition(self, partition: Partition) -> Node | None:
-        """Return the node that clients of the partition are sent to, or None if no broker is alive."""
+        """Return the node to which clients of the partition are sent, or None if no broker is alive."""
         leader = self._leaders.leader(partition)
         return next((node for node in self._brokers if node.node_id == leader), None)
 
@@ -317,7 +317,7 @@ class Membership:
 
     def _take(self, alive: list[Node]) -> None:
         if alive:
-            self._levels = alive[0].levels  # read in one statement: all have the same
+            self._levels = alive[0].levels  # all nodes were read in one statement, so these values are the same for all
         self._read_ms = max((node.read_ms for node in alive), default=self._read_ms)
         others = [node for node in alive if node.node_id != self.node_id]
         before, processes = {node.node_id for node in self._alive}, self._other_processes()
@@ -360,6 +360,6 @@ class Membership:
 
 
 def _renewed(ids: tuple[NodeId, ...], nodes: Sequence[Node]) -> tuple[NodeId, ...]:
-    """Ids of the nodes: the same object while they are the same."""
+    """Return the ids of the nodes. It is the same object as before if the ids have not changed."""
     found = tuple(node.node_id for node in nodes)
     return ids if found == ids else found

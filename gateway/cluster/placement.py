@@ -35,7 +35,7 @@ def weight(node_id: int, key: int) -> int:
 
 _WEIGHT_BYTES = 8
 _NODE = 0xFFFF
-"""Mask of the lowest bits of a weight, which hold the node's position in `node_ids`."""
+"""Mask of a weight's lowest bits, which hold the node's position in `node_ids`."""
 
 
 def spread(topic_id: UUID, node_ids: Sequence[int], partition_count: int) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ doubled."""
 
 
 MAX_DIGITS = 19
-"""Digits of a revision, which Postgres keeps in 64 bits."""
+"""Maximal number of digits of a revision, which Postgres keeps in 64 bits."""
 
 
 class Reconciler:
@@ -84,7 +84,7 @@ class Reconciler:
         self.nodes_wake("notified")
 
     def hearing(self) -> None:
-        """Note that hints arrive again. Hints sent in the meantime were lost."""
+        """Note that hints are received again. Hints that were sent in the meantime are lost."""
         self.metadata_wake("reconnected")
         self.nodes_wake("reconnected")
 
@@ -114,7 +114,7 @@ class Reconciler:
             # Postgres shows a revision before it is announced, so the announced revision does not exist. Any role can
             # announce one, and Postgres can lose commits.
             self._revision_heard = catalog.revision
-        # Postponed operations count as work even if this pass cannot do them.
+        # Postponed operations count as work, even if this pass cannot do them.
         skipped = before == (catalog.revision, catalog.performed.total(), 0)
         self._observe_pass(trigger, skipped, time.perf_counter() - started)
 

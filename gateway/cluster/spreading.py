@@ -28,7 +28,7 @@ class Spread:
         return len(self._circle)
 
     def place_of(self, leader: int) -> int:
-        """Return the node's place in the circle, or 0 if it has none."""
+        """Return the node's position in the circle, or 0 if it has none."""
         return self._circle.index(leader) if leader in self._circle else 0
 
     def replicas(self, index: int, factor: int, *, start: int = 0) -> tuple[int, ...]:

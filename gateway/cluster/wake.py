@@ -18,7 +18,7 @@ class Wake:
         self._event = asyncio.Event()
         self._trigger = TICK
         self.merged = 0
-        """Reasons that found another one waiting."""
+        """Reasons that arrived while another reason was already waiting."""
 
     def __call__(self, trigger: str) -> None:
         if self._event.is_set():

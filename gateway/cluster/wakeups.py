@@ -78,7 +78,7 @@ class Wakeups:
     # --- telling --------------------------------------------------------------------------------------------------
 
     def appended(self, key: PartitionKey, high_watermark: int) -> None:
-        """Note a durable commit. Without other nodes nothing is announced."""
+        """Note a durable commit. If there are no other nodes, nothing is announced."""
         if not self._membership.has_other_brokers:
             return
         if key in self._ends:
@@ -92,7 +92,7 @@ class Wakeups:
 
     @property
     def announced(self) -> int:
-        """Announcements that have been sent."""
+        """Number of announcements that have been sent."""
         return self._sent
 
     def in_doubt(self) -> None:
@@ -143,7 +143,7 @@ class Wakeups:
     # --- hearing --------------------------------------------------------------------------------------------------
 
     def hearing(self) -> None:
-        """Note that the listener receives. Earlier reads may be out of date."""
+        """Note that the listener receives again. Earlier reads may be out of date."""
         self._hears = True
         self._heard.clear()
         self._promised.clear()
@@ -183,14 +183,17 @@ class Wakeups:
             self._tail.heard(key, end)
 
     def nodes_seen(self, alive: Sequence[Node], gone: bool) -> None:
-        """Note the live nodes of a pass. `gone`: a node is missing, perhaps with appends unannounced."""
+        """Receive the live nodes of a pass. `gone` is true if a node is missing, perhaps with appends that it has not
+        announced.
+        """
         self._tail.trust_until(
             self._membership.registered_until_s if self._membership.has_other_brokers else float("inf")
         )
         me = self._membership.self_node
         others = {(int(node.node_id), node.incarnation): node.announced for node in alive if node.node_id != me.node_id}
         for sender, promised in self._promised.items():
-            # `promised` is from the pass before. An announcement sent by then has arrived by now, or never will.
+            # `promised` was read in the previous pass. An announcement that was sent until then has arrived by now, or
+            # will never arrive.
             if sender in others and promised > self._heard[sender]:
                 self._heard[sender] = promised
                 self._missed(f"announcements of node {sender[0]}")

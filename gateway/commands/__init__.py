@@ -28,7 +28,7 @@ def add_groups(parser: argparse.ArgumentParser, add_history: Callable[[argparse.
     commands: Commands = parser.add_subparsers(metavar="COMMAND", required=True)
     options = common()
     for verb, described in _GROUP_VERBS.items():
-        # Loaded when the verb is chosen, because `history` needs no client.
+        # Import this only when the verb is chosen, because `history` needs no client.
         commands.add_parser(verb, parents=[options], help=described, fill=partial(_fill_group_verb, verb))
     commands.add_parser("history", help="what happened to a group, from the journal in Postgres", fill=add_history)
 

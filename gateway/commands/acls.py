@@ -24,7 +24,7 @@ from protocol.messages.describe_acls import DescribeAclsRequest, DescribeAclsRes
 COLUMNS = ("principal", "permission", "operation", "resource_type", "resource", "pattern", "host")
 
 _NOT_CHOSEN = (0, 1)
-"""Kafka's UNKNOWN and ANY, which no ACL has."""
+"""Kafka's codes UNKNOWN and ANY, which no ACL may have."""
 _RESOURCES = {
     "topic": ResourceType.TOPIC,
     "group": ResourceType.GROUP,
@@ -186,7 +186,7 @@ def add_acls(cluster: Cluster, given: argparse.Namespace) -> int:
         for principal, permission in wanted
         for operation in dict.fromkeys(given.operation)
     ]
-    # The new ACLs may hide the topic from this client, so the look-up comes first.
+    # Look the topic up first, because the new ACLs may hide it from this client.
     hint = _nearest_topics(cluster, name or "") if kind is ResourceType.TOPIC and not given.prefixed else ""
     response = cluster.ask_controller(CreateAclsResponse, CreateAclsRequest(creations=tuple(creations)))
     rows: list[Row] = []

@@ -17,7 +17,7 @@ class Commands(Protocol):
 
 
 def common() -> argparse.ArgumentParser:
-    """Return a parent of each command's parser: which broker to ask, how long to wait, how to show the answer."""
+    """Return a parent for each command's parser: which broker to use, how long to wait, how to show the answer."""
     parser = argparse.ArgumentParser(add_help=False)
     add_common(parser)
     return parser
@@ -30,7 +30,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def add_broker_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which broker to ask, and how long to wait."""
+    """Add the options for the broker to use and the time to wait."""
     parser.add_argument(
         "-b",
         "--bootstrap",

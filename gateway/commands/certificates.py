@@ -1,6 +1,7 @@
-"""The end of a certificate's validity, read from its DER (RFC 5280), because `ssl` does not show own certificates.
+"""The end of a certificate's validity, read from its DER (RFC 5280), because `ssl` cannot show a program's own
+certificate.
 
-The one idea: five elements of the certificate precede the validity, and each says its length.
+The one idea: five elements of the certificate precede the validity, and each begins with its length.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ PASSING_CODES = frozenset(
         ErrorCode.CONCURRENT_TRANSACTIONS,
     }
 )
-"""Errors that pass by themselves, usually within a second."""
+"""Errors that disappear without an action, usually within a second."""
 
 _RETRY_DELAY_S = 0.1
 _SHOWN_WITHIN_S = 2.0
@@ -58,7 +58,7 @@ class Coordinated(IntEnum):
 
 
 class _Connection:
-    """One socket to one broker, and the versions that broker serves."""
+    """One socket to one broker, and the API versions that this broker serves."""
 
     def __init__(self, address: Address, deadline: float, security: ClientSecurity) -> None:
         self._address = address
@@ -209,7 +209,7 @@ class Cluster:
         return self.ask(response_type, request, node_id=self.metadata(()).controller_id)
 
     def serves(self, api_key: ApiKey, version: int | None = None) -> bool:
-        """Return whether the broker that is asked first serves an API, in this version if one is given."""
+        """Return whether the first broker serves an API, in a certain version if one is given."""
         deadline = time.monotonic() + self._timeout_s
         return self._connection(self._any(deadline), deadline).serves(api_key, version)
 
@@ -261,7 +261,7 @@ class Cluster:
 
     @property
     def node_ids(self) -> list[int]:
-        """Ids of the brokers in the last metadata."""
+        """Ids of the brokers in the last Metadata answer."""
         if not self._brokers:
             self.metadata(())
         return sorted(self._brokers)

@@ -26,7 +26,7 @@ class Option:
     flags: tuple[str, ...]
     help: str
     values: tuple[str, ...]
-    """Choices of the option's value; empty if it takes any value or none."""
+    """Choices of the option's value. Empty if the option takes any value or no value."""
     takes_value: bool
     takes_file: bool
 
@@ -72,7 +72,7 @@ def _add(nodes: list[Node], path: tuple[str, ...], parser: argparse.ArgumentPars
     choices: list[str] = []
     if isinstance(parser, Parser):
         parser.complete()
-    for action in parser._actions:  # argparse offers its actions by no other attribute
+    for action in parser._actions:  # argparse has no other attribute for its actions
         found: object = action.choices
         if isinstance(found, Mapping):  # subcommands are the only actions whose choices are a mapping
             below = dict(cast("Mapping[str, argparse.ArgumentParser]", found))
@@ -105,7 +105,7 @@ def _key(node: Node) -> str:
 
 
 def _single(text: str) -> str:
-    """Return the text in single quotes, as bash and zsh read it."""
+    """Return the text in single quotes, in the notation of bash and zsh."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 

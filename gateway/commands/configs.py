@@ -55,7 +55,7 @@ def _add_resource(parser: argparse.ArgumentParser) -> None:
 
 
 def add_changes(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name changes of settings."""
+    """Add the options for changes of settings."""
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting; may be repeated")
     parser.add_argument(
         "--delete", action="append", default=[], metavar="KEY", help="go back to the default; may be repeated"
@@ -152,7 +152,7 @@ def _nearest(cluster: Cluster, kind: str, name: str, changes: Mapping[str, str |
     try:
         known = [each.name for each in settings(cluster, kind, name)]
     except CommandError:
-        return ""  # the refusal of the change is the error to show
+        return ""  # show the refusal of the change instead of this error
     hints = (did_you_mean(key, known, SUGGESTIONS) for key in changes if key not in known)
     return next((hint for hint in hints if hint), "")
 

@@ -91,7 +91,7 @@ def consume(cluster: Cluster, given: argparse.Namespace) -> int:
 
 
 def _records(reader: Reader, wanted: Sequence[int], ends: Mapping[int, int] | None) -> Iterator[tuple[int, Record]]:
-    """Yield the partitions' records, up to `ends` if they are given. Each wait for records is preceded by a flush."""
+    """Yield the partitions' records, up to `ends` if they are given. Flush the output before each wait for records."""
     while asked := [each for each in wanted if ends is None or reader.positions[each] < ends[each]]:
         for partition, record in reader.read(asked, max_wait_ms=_WAIT_MS):
             if ends is None or record.offset < ends[partition]:
@@ -118,7 +118,7 @@ def _positions(cluster: Cluster, start: str, bounds: dict[log.TopicPartition, lo
 
 
 def parse_format(text: str, topic: str, *, escaped: bool) -> list[Piece]:
-    """Return the functions that print a record. CommandError if a letter is unknown."""
+    """Return the functions that print a record. Raise CommandError if a letter is unknown."""
 
     def raw(value: bytes | None) -> bytes:
         if value is None:

@@ -8,15 +8,16 @@ from protocol.shown import shown
 
 
 class CommandError(Exception):
-    """One line for a person: what failed, and the next step if there is one. It repeats names that any client may have
-    chosen and texts of any broker, so nothing in it moves a terminal's cursor."""
+    """An error as one line for a person: what failed, and the next step if there is one. The line may repeat names that
+    any client has chosen and texts of any broker. So it contains nothing that moves a terminal's cursor.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(shown(text, None))
 
 
 class PassingError(CommandError):
-    """A broker does not answer now. It may be restarting."""
+    """A broker does not respond now. It may be restarting."""
 
 
 class UnreachableError(PassingError):
@@ -24,5 +25,5 @@ class UnreachableError(PassingError):
 
 
 def remark(text: str) -> None:
-    """Print a remark to stderr, escaped as the text of a CommandError is."""
+    """Print a remark to stderr. It is escaped in the same way as a CommandError."""
     print(f"sluice: {shown(text, None)}", file=sys.stderr, flush=True)

@@ -54,7 +54,7 @@ class _Member(Protocol):
 
 
 Held = Mapping[str, Iterable[int]]
-"""Topic, or subtopology, to partitions."""
+"""Maps a topic, or a subtopology, to its partitions."""
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ def view(cluster: Cluster, group_id: str) -> GroupView:
 
 
 def listed_groups(cluster: Cluster) -> list[Row]:
-    """Return each group once: a group may move between two brokers while they are asked one after the other."""
+    """Return each group once. A group may move between two brokers while the command asks one after the other."""
     from protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 
     found: dict[str, Row] = {}
@@ -121,7 +121,7 @@ def no_group(group_id: str, known: Iterable[str]) -> str:
 def _asked(
     cluster: Cluster, response_type: type[_Groups[G]], api_key: ApiKey, group_id: str, request: object
 ) -> G | None:
-    """Return the group as its coordinator describes it; None if it is not of the API's type."""
+    """Return the group as its coordinator describes it, or None if it has another type than the API."""
     if not cluster.serves(api_key):
         return None
     group = cluster.ask_coordinator(response_type, group_id, request, _code).groups[0]

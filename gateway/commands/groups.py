@@ -214,7 +214,7 @@ def show_lag(cluster: Cluster, given: argparse.Namespace) -> int:
 
 
 def _sum(rows: Sequence[Row], column: str) -> int | None:
-    """Return the sum of a column; None if no row has a value. Unknown is not zero."""
+    """Return the sum of a column, or None if no row has a value: unknown is not zero."""
     known = [int(str(row[column])) for row in rows if row[column] is not None]
     return sum(known) if known else None
 
@@ -223,7 +223,7 @@ def _owners(cluster: Cluster, group_id: str) -> Mapping[TopicPartition, str]:
     try:
         return view(cluster, group_id).owners
     except CommandError:
-        return {}  # deleted after it was listed
+        return {}  # the group was deleted after it was listed
 
 
 def _partition_rows(
@@ -268,7 +268,7 @@ def _partition_rows(
 
 
 def _all_partitions(cluster: Cluster, names: Collection[str]) -> set[TopicPartition]:
-    """Return the partitions of those of these topics that still exist."""
+    """Return all partitions of those topics that still exist."""
     if not names:
         return set()
     return {
@@ -341,7 +341,7 @@ def _demand_no_members(cluster: Cluster, group_id: str) -> None:
     try:
         state = view(cluster, group_id).state
     except CommandError:
-        return  # the first commit creates a group that does not exist yet
+        return  # if the group does not exist yet, the first commit creates it
     if state not in EMPTY_STATES:
         raise CommandError(f"group {group_id} is {state}: stop its consumers, then run this again")
 

@@ -35,7 +35,7 @@ DETAILS_PER_EVENT = 50
 RECENT_EVENTS = 20_000
 """Events of the journal among which the groups with a similar name are searched."""
 FOLLOW_INTERVAL_S = 1.0
-"""Pause between two looks at the journal."""
+"""Pause between two reads of the journal."""
 
 EXIT_FAILED = 1
 
@@ -124,7 +124,7 @@ async def _groups(url: str) -> list[str]:
 
 @asynccontextmanager
 async def _journal(url: str) -> AsyncGenerator[JournalStore]:
-    """Yield the journal. Raise CommandError if the database does not answer."""
+    """Yield the journal. Raise CommandError if the database does not respond."""
     try:
         database = await Database.open(url, hot_connections=1, cold_connections=1, control_connections=1)
         try:

@@ -28,7 +28,7 @@ from protocol.records import Record
 COMMIT_INTERVAL_S = 1.0
 RECORDS_PER_READ = 500
 RESETS = {"beginning": "earliest", "end": "latest"}
-"""Place where a member starts if its group has committed nothing, with Kafka's auto.offset.reset."""
+"""Position at which a member starts if its group has committed nothing, as in Kafka's auto.offset.reset."""
 
 _WAIT_MS = 500
 
@@ -43,9 +43,9 @@ class _Member(ConsumerRebalanceListener):
         """Next offset of each partition whose printed records are not committed yet."""
         self._committed_at_s = time.monotonic()
         self.assigned: set[TopicPartition] | None = None
-        """None: the group has not assigned partitions yet."""
+        """Assigned partitions. None if the group has not assigned any yet."""
         self.ends: dict[TopicPartition, int] = {}
-        """Ends that the assigned partitions had when they were assigned."""
+        """Log ends of the assigned partitions at the time of the assignment."""
 
     async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
         await self.commit()
@@ -68,7 +68,7 @@ class _Member(ConsumerRebalanceListener):
             await self.commit()
 
     async def commit(self) -> None:
-        """Commit what was printed, of the partitions that this member still owns."""
+        """Commit the positions of printed records, for the partitions that this member still owns."""
         owned = self._consumer.assignment()
         due = {each: offset for each, offset in self._printed.items() if each in owned}
         self._printed.clear()
@@ -90,7 +90,7 @@ class _Member(ConsumerRebalanceListener):
         try:
             return all([await self._consumer.position(each) >= self.ends[each] for each in self.assigned])
         except IllegalStateError:
-            return False  # the group moves a partition at this moment
+            return False  # the group is moving a partition at this moment
 
 
 def consume(bootstrap: tuple[Address, ...], security: ClientSecurity, given: argparse.Namespace, show: Print) -> int:
@@ -111,7 +111,7 @@ def consume(bootstrap: tuple[Address, ...], security: ClientSecurity, given: arg
 async def _consume(
     bootstrap: tuple[Address, ...], security: ClientSecurity, given: argparse.Namespace, show: Print
 ) -> None:
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # failures reach the person as one sentence
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # failures are shown to the user as one sentence
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

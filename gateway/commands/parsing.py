@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
         self._fill = fill
 
     def complete(self) -> None:
-        """Add the arguments that were put off."""
+        """Add the arguments that were postponed."""
         fill, self._fill = self._fill, None
         if fill is not None:
             fill(self)

@@ -32,7 +32,7 @@ _PRODUCE_BY_NAME = 12
 _APPEND_WAIT_MS = 30_000
 
 Pair = tuple[bytes | None, bytes]
-"""Key and value of a line."""
+"""Key and value from one line."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -32,7 +32,7 @@ QUOTAS = {
 }
 """Kafka's quotas with their units."""
 DEFAULT = "<default>"
-"""The text that stands for the default entity of a kind, as in Kafka's tools."""
+"""The text that means the default entity of a kind, as in Kafka's tools."""
 COLUMNS = ("user", "client_id", "ip", "quota", "value")
 
 _KINDS = {"user": "user", "client_id": "client-id", "ip": "ip"}
@@ -40,7 +40,7 @@ _KINDS = {"user": "user", "client_id": "client-id", "ip": "ip"}
 _EXACT, _DEFAULT = 0, 1
 
 Component = tuple[str, str | None]
-"""Type and name of a part of an entity; None is the default of the type."""
+"""Type and name of a part of an entity. The name None means the default of the type."""
 
 
 def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:

@@ -26,13 +26,13 @@ _FETCH_BYTES = 8 * 1024 * 1024
 
 
 class Reader:
-    """Read partitions of one topic from given offsets on, in rounds."""
+    """Reads partitions of one topic from given offsets on, in rounds."""
 
     def __init__(self, cluster: Cluster, topic: str, positions: dict[int, int]) -> None:
         self._cluster = cluster
         self._topic = topic
         self.positions = positions
-        """Partition to the offset that is read next."""
+        """Maps each partition to the offset that is read next."""
 
     def read(self, partitions: Sequence[int], *, max_wait_ms: int) -> Iterator[tuple[int, Record]]:
         """Yield (partition, record) of available records, in offset order per partition. Stop after one fetch per
@@ -59,7 +59,7 @@ class Reader:
     def _records(self, answer: PartitionData) -> Iterator[tuple[int, Record]]:
         partition, code = answer.partition_index, answer.error_code
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            # Retention removed the records at this position: go on at the log start.
+            # Retention has removed the records at this position. Continue at the log start.
             found = bounds(self._cluster, [(self._topic, partition)])
             self.positions[partition] = found[self._topic, partition].start if found else self.positions[partition]
             return

@@ -22,7 +22,7 @@ Row = Mapping[str, Value]
 
 
 def show(rows: Sequence[Row], columns: Sequence[str], *, as_json: bool, out: TextIO | None = None) -> None:
-    """Print rows; `columns` are the columns of a table, in order. JSON holds every field of a row."""
+    """Print rows. `columns` are the columns of a table, in order. In JSON every field of a row is printed."""
     stream = sys.stdout if out is None else out
     if as_json:
         print(json_text([dict(row) for row in rows], indent=2), file=stream)
@@ -43,7 +43,7 @@ def _json_escape(found: re.Match[str]) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Return 0-3,7 for 0, 1, 2, 3 and 7."""
+    """Return the text 0-3,7 for the numbers 0, 1, 2, 3 and 7."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and runs[-1][-1] == number - 1:
@@ -54,7 +54,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def table(rows: Sequence[Row], columns: Sequence[str]) -> list[str]:
-    """Return the lines of a table, its head in capitals."""
+    """Return the lines of a table. Its header is in capitals."""
     numeric = [all(isinstance(row.get(column), int | float | None) for row in rows) for column in columns]
     lines = [[column.replace("_", "-").upper() for column in columns]]
     lines += [[_cell(row.get(column)) for column in columns] for row in rows]

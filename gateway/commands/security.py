@@ -41,9 +41,9 @@ class ClientSecurity:
     user: str = ""
     password: str = field(default="", repr=False)
     file: str | None = None
-    """File of the properties."""
+    """The file from which the properties were read."""
     expires: datetime | None = None
-    """End of the client certificate's validity; None without a client certificate."""
+    """End of the client certificate's validity. None if there is no client certificate."""
 
     @property
     def _place(self) -> str:

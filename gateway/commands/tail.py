@@ -1,4 +1,4 @@
-"""`sluice topics tail`: print the last records of a topic, and go on with new ones if asked to."""
+"""`sluice topics tail`: print the last records of a topic, and, if requested, continue with new ones."""
 
 from __future__ import annotations
 

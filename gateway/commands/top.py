@@ -33,12 +33,12 @@ class Group:
     type: str
     offsets: Mapping[TopicPartition, int]
     lag: int | None
-    """Records behind the log ends; None if nothing is committed."""
+    """Number of records behind the log ends. None if nothing is committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Groups and log ends at a moment of the monotonic clock."""
+    """Groups and log ends at one time of the monotonic clock."""
 
     at_s: float
     bounds: Mapping[TopicPartition, log.Bounds]
@@ -90,7 +90,7 @@ class _View:
 
 
 def look(cluster: Cluster, wanted: list[str]) -> Look:
-    """Read the cluster. Raise CommandError if a wanted group does not exist."""
+    """Read the cluster. Raise CommandError if a requested group does not exist."""
     listed = {str(row["group"]): row for row in listed_groups(cluster)}
     for name in wanted:
         if name not in listed:

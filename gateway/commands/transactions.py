@@ -62,7 +62,7 @@ def list_transactions(cluster: Cluster, given: argparse.Namespace) -> int:
 
 
 def _listed(cluster: Cluster) -> list[Row]:
-    """Return each id once: an id may move between two brokers while they are asked one after the other."""
+    """Return each id once. An id may move between two brokers while the command asks one after the other."""
     from protocol.messages.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
     from protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
 
@@ -75,7 +75,7 @@ def _listed(cluster: Cluster) -> list[Row]:
             request = DescribeTransactionsRequest(transactional_ids=tuple(names[start : start + DESCRIBED_AT_A_TIME]))
             described = cluster.ask(DescribeTransactionsResponse, request, node_id=node_id)
             for state in described.transaction_states:
-                if not state.error_code:  # the id may have expired or moved since
+                if not state.error_code:  # the id may have expired or moved since it was listed
                     found.setdefault(state.transactional_id, {**_head(state), "broker": node_id})
     return [found[name] for name in sorted(found)]
 

@@ -16,7 +16,7 @@ from gateway.config.broker_groups import GroupSettings
 from gateway.config.broker_log import LogSettings
 
 NODE_ID_NAMES = ("node.id", "broker.id")
-"""Names of the node's id; the first that is set wins."""
+"""Names of the setting for the node's id. The first one that is set counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +24,15 @@ class BrokerConfig(ClientSettings, LogSettings, GroupSettings):
     """Every broker setting that changes what the gateway does, typed. Built by `broker_parsing.py`."""
 
     static: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Texts given at start, by Kafka's names. Never mutated."""
+    """Settings given at start, by Kafka's names, as texts. Never mutated."""
     dynamic: Mapping[str, str] = field(default_factory=dict[str, str])
     """Texts that AlterConfigs stored for all nodes, by Kafka's names. Never mutated."""
     own: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Texts that AlterConfigs stored for this node alone; they outrank the others. Never mutated."""
+    """Settings that AlterConfigs stored for this node alone, as texts. They override all others. Never mutated."""
 
     @property
     def node_id(self) -> int | None:
-        """The only id that the node may have; None: the cluster assigns one."""
+        """The only id that the node may have. None if the cluster assigns an id."""
         given = [self.static[name] for name in NODE_ID_NAMES if name in self.static]
         return int(given[0]) if given else None
 

@@ -116,7 +116,7 @@ _INTERNAL = (
 )
 
 FIELDS: Mapping[str, ConfigKey] = MappingProxyType(declared_settings(BrokerConfig))
-"""A field of `BrokerConfig` → its setting."""
+"""Maps a field of `BrokerConfig` to its setting."""
 
 BROKER_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
     {key.name: key for key in (*FIELDS.values(), *_SHOWN, *_NODE, *_INTERNAL)}
@@ -148,7 +148,7 @@ IDLE: Mapping[str, ConfigKey] = MappingProxyType(
         **{name: key for name, key in BROKER_CONFIGS.items() if key.documentation.startswith(NO_EFFECT)},
     }
 )
-"""Settings that are accepted and change nothing; each one's documentation says why."""
+"""Settings that are accepted but have no effect. The documentation of each says why."""
 
 _OF_LISTENERS = frozenset(
     name
@@ -191,14 +191,14 @@ def broker_config_names(like: str) -> Iterator[str]:
 
 
 def broker_layers(config: BrokerConfig, name: str) -> list[tuple[ConfigSource, str | None]]:
-    """Return the values of setting `name`, in the text given, the strongest (effective) first."""
+    """Return the values of the setting `name` as texts. The effective value comes first."""
     found: list[tuple[ConfigSource, str | None]] = []
     if name in config.own:
         found.append((ConfigSource.DYNAMIC_BROKER_CONFIG, config.own[name]))
     if name in config.dynamic:
         found.append((ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, config.dynamic[name]))
     elif name == MIN_INSYNC and name not in config.static:
-        # A cluster with eligible leader replicas always has one (KIP-966).
+        # In a cluster with eligible leader replicas, this setting always has a value for all brokers (KIP-966).
         found.append((ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, "1"))
     if name in config.static:
         found.append((ConfigSource.STATIC_BROKER_CONFIG, config.static[name]))

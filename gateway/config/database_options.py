@@ -1,6 +1,7 @@
 """Names and help of the options that say where the database is, without the code that parses their values.
 
-The one idea: a command that may ask the database shows these options and, if it asks a broker, loads no settings.
+The one idea: a command that may use the database or a broker shows these options. If it uses a broker, it loads no
+settings.
 """
 
 from __future__ import annotations

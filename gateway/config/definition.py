@@ -18,14 +18,14 @@ ConfigValue = bool | int | float | str | tuple[str, ...] | None
 ValueT = TypeVar("ValueT", bound=ConfigValue)
 
 HIDDEN = "[hidden]"
-"""Replaces a password wherever settings are shown, in upstream's spelling."""
+"""Text that is shown in place of a password, as in upstream."""
 MAX_INT = 2**31 - 1
 MAX_LONG = 2**63 - 1
 MEBIBYTE = 1024 * 1024
 
 
 class ConfigType(IntEnum):
-    """Wire values of DescribeConfigs v3+ (upstream's ConfigEntry.ConfigType)."""
+    """Types in DescribeConfigs v3+ (upstream's ConfigEntry.ConfigType)."""
 
     BOOLEAN = 1
     STRING = 2
@@ -78,7 +78,7 @@ class ConfigError(ValueError):
 
 
 Check = Callable[[Never], str | None]
-"""Returns what is wrong with a parsed value of the setting's type; None if it is valid."""
+"""Returns an error text for a parsed value of the setting's type, or None if the value is valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Synonym:
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """One setting. `default` is typed; None renders as null."""
+    """One setting. `default` is a typed value; None is shown as null."""
 
     name: str
     type: ConfigType
@@ -100,11 +100,11 @@ class ConfigKey:
     check: Check | None = None
     update: Update = Update.DYNAMIC
     synonyms: tuple[Synonym, ...] = ()
-    """Broker counterparts of a topic setting, the strongest first."""
+    """The broker settings that correspond to a topic setting, the strongest first."""
     internal: bool = False
     """True if the setting is accepted, but listed only if it was set. Upstream's own tests set it; users do not."""
     distinct: bool = False
-    """True if a repeated element of the list counts once and an empty one is refused (KIP-1161)."""
+    """True if repeated elements of the list count once and empty elements are refused (KIP-1161)."""
 
     def parse(self, text: str) -> ConfigValue:
         """Return the typed value; raise ConfigError if the text is not of the type or outside what the setting
@@ -156,7 +156,7 @@ def _parse(name: str, kind: ConfigType, text: str) -> ConfigValue:
 
 
 def render(value: ConfigValue) -> str | None:
-    """Return a typed value as the text that Kafka shows; None is null."""
+    """Return a typed value as the text that Kafka shows; None is shown as null."""
     match value:
         case None:
             return None
@@ -190,7 +190,7 @@ def one_of(*allowed: str) -> Callable[[str], str | None]:
 
 
 codec_choice = one_of("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
-"""A codec of record batches, by its name in `compression.type`."""
+"""A codec of record batches, with its name in `compression.type`."""
 
 
 def gzip_level(level: int) -> str | None:
@@ -232,8 +232,9 @@ def setting(
     internal: bool = False,
     distinct: bool = False,
 ) -> ValueT:
-    """Return a dataclass field that declares a setting. Its name is the field's with dots, unless `name` says
-    otherwise."""
+    """Return a dataclass field that declares a setting. The setting's name is the field's name with dots, unless `name`
+    is given.
+    """
     declared = ConfigKey(name, kind, default, documentation, check, update, tuple(synonyms), internal, distinct)
     return dataclasses.field(default=default, metadata={"setting": declared})
 

@@ -1,5 +1,5 @@
-"""The refusal of a configuration. It lies apart from the settings, so that a command can import it without loading
-them.
+"""The refusal of a configuration. It is in a module of its own, so that a command can import it without loading the
+settings.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def java_hash(text: str) -> int:
-    """Return Java's String.hashCode of an ASCII text, as a number from 0."""
+    """Return Java's String.hashCode of an ASCII text, as a non-negative number."""
     code = 0
     for character in text:
         code = (31 * code + ord(character)) & 0xFFFFFFFF
@@ -14,7 +14,7 @@ def java_hash(text: str) -> int:
 
 
 def bucket(code: int, count: int) -> int:
-    """Return the place of a hash code in a HashMap that has grown to hold `count` keys."""
+    """Return the position of a hash code in a HashMap that has grown to hold `count` keys."""
     size = 1
     while count > 0.75 * size:
         size *= 2

@@ -32,7 +32,7 @@ _LISTENER = re.compile(r"([A-Za-z0-9_.\-]{1,64})://(.*)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """One named entrance of a node."""
+    """One named listener of a node."""
 
     name: str
     """The name in capitals, as Kafka keeps it; the same on every node that serves the same clients."""
@@ -42,7 +42,7 @@ class Listener:
     advertised: Address
     """Address to which clients of this listener connect. Port 0 stands for the port that was bound."""
     is_controller: bool = False
-    """True if clients use the node as a controller here."""
+    """True if clients of this listener use the node as a controller."""
 
 
 def render_address(address: Address) -> str:
@@ -57,7 +57,7 @@ def render_listeners(addresses: Mapping[str, Address]) -> str:
 
 
 def parse_address(text: str) -> Address:
-    """Return (host, port); ValueError says what was expected."""
+    """Return (host, port). The text of a ValueError says what was expected."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65535:
         raise ValueError("expected HOST:PORT, e.g. 127.0.0.1:9092")
@@ -135,7 +135,7 @@ def _controllers(text: str | None, bound: Mapping[str, Address], roles: Roles) -
     setting = "controller.listener.names"
     names = frozenset(name for part in (text or "").split(",") if (name := part.strip().upper()))
     if not roles.is_controller:
-        # Kafka's own files do the same: brokers name the listeners of other nodes.
+        # Kafka's own configuration files do the same: brokers name the listeners of other nodes.
         if own := bound.keys() & names:
             raise ConfigError(
                 setting, text, f"process.roles has no controller, and listeners has {', '.join(sorted(own))}"

@@ -1,7 +1,7 @@
 """The SASL mechanisms that a node offers, each with the login module that its settings name.
 
-The one idea: a mechanism is one line here and one in `EXCHANGES` (`gateway/security/authenticator.py`). A test holds
-both equal.
+The one idea: a mechanism is one line here and one in `EXCHANGES` (`gateway/security/authenticator.py`). A test checks
+that both are equal.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from pathlib import Path
 
 SUFFIX = "_FILE"
 MAX_SECRET_BYTES = 64 * 1024
-"""Largest file with a secret."""
+"""Largest size of a file with a secret."""
 
 
 class SecretFileError(Exception):
@@ -31,10 +31,10 @@ class SecretFiles:
 
     environment: Mapping[str, str]
     files: Mapping[str, Path]
-    """Files by the variable whose value they hold: `SLUICE_X`, not `SLUICE_X_FILE`."""
+    """The file of each variable that is set by a file. The key is `SLUICE_X`, not `SLUICE_X_FILE`."""
 
     def origin(self, variable: str) -> str:
-        """Return where the variable's value came from, for people."""
+        """Return where the variable's value came from, as a text for people."""
         path = self.files.get(variable)
         return f"environment {variable}" if path is None else f"file {path} of {variable}{SUFFIX}"
 

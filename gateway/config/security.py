@@ -43,13 +43,13 @@ class SaslSettings:
     mechanisms: tuple[str, ...]
     """Enabled mechanisms, at least one, in the order given."""
     plain_users: Mapping[str, str]
-    """Passwords by user; no password is shown or logged anywhere."""
+    """Passwords by user. No password is shown or logged anywhere."""
     max_reauth_ms: Mapping[str, int]
-    """Longest sessions by mechanism, for the mechanisms whose sessions end."""
+    """Maximal length of sessions by mechanism, for mechanisms whose sessions end."""
     max_receive_bytes: int
-    """Largest request before authentication."""
+    """Maximal size of a request before authentication."""
     oauthbearer: OAuthSettings | None = None
-    """Set if OAUTHBEARER is enabled."""
+    """Settings of OAUTHBEARER, if this mechanism is enabled."""
 
     def __repr__(self) -> str:
         return f"SaslSettings(mechanisms={self.mechanisms}, {len(self.plain_users)} users)"
@@ -58,14 +58,14 @@ class SaslSettings:
 @dataclass(frozen=True, slots=True, repr=False)
 class TlsSettings:
     key_file: str | None
-    """PEM with the private key and the certificate chain; None: key and chain are given as texts."""
+    """PEM file with the private key and the certificate chain. None if key and chain are given as texts."""
     certificate_chain: str
     key: str
     key_password: str | None
     trusted_file: str | None
     trusted: str | None
     client_auth: str
-    """required, requested or none."""
+    """One of the words required, requested and none."""
     protocols: tuple[str, ...]
     principal_rules: str
 
@@ -77,7 +77,7 @@ class ListenerSecurity:
 
 
 def is_altered(listener: Listener, broker: BrokerConfig) -> bool:
-    """Return whether a setting of the listener was changed while its node ran."""
+    """Return whether a setting of the listener was changed while the node was running."""
     return any(name.startswith(_prefix(listener)) for name in broker.own)
 
 

@@ -73,15 +73,16 @@ class Settings:
     """Listeners, those of the broker role first. The address of the first is the node's name."""
     roles: Roles
     database_url: str | None
-    """None: the node runs an embedded Postgres below `data_dir`."""
+    """The database's URL. None if the node runs an embedded Postgres below `data_dir`."""
     database_url_file: Path | None = None
     """File that `database_url` was read from. Each new connection reads it again."""
     data_dir: Path
     postgres_bin: Path | None
     """Directory of the programs of the embedded Postgres; None: the wheel's or the system's."""
     log_store: Path | str | None
-    """Place of record bytes beside Postgres: a directory, or the URL of a bucket; None: only in Postgres.
-    `log_place` resolves "auto"."""
+    """Place of record bytes outside Postgres: a directory, or the URL of a bucket. None if all bytes are in Postgres.
+    `log_place` resolves "auto".
+    """
     rack: str | None
     metrics_listen: Address | None
     metrics_max_series: int
@@ -92,7 +93,7 @@ class Settings:
     otlp_endpoint: str | None
     """Base URL of the collector that spans are sent to; None: there are no spans."""
     otlp_headers: tuple[tuple[str, str], ...] | None = field(repr=False)
-    """Name and value of headers that go with each batch of spans."""
+    """Names and values of headers that are sent with each batch of spans."""
     otlp_sample: float
     """Share of successful requests and commits that get a span, from 0 to 1."""
     hot_connections: int
@@ -115,7 +116,7 @@ class Settings:
 
     @property
     def max_request_bytes(self) -> int:
-        """socket.request.max.bytes"""
+        """The setting socket.request.max.bytes."""
         return self.broker.socket_request_max_bytes
 
     @property
@@ -241,7 +242,7 @@ class Option:
     secret: bool = False
     """True if the option holds a password, which `sluice config` hides."""
     hidden: bool = False
-    """True if the whole value is hidden; False: only the password within a URL."""
+    """True if the whole value is hidden; False if only the password within a URL is hidden."""
 
     @property
     def flag(self) -> str:
@@ -366,9 +367,9 @@ _SECRET_VARIABLES = (
     *(option.variable for option in OPTIONS if option.secret),
     *(variable for variable, name in _BROKER_VARIABLES.items() if BROKER_CONFIGS[name].type is ConfigType.PASSWORD),
 )
-"""Variables whose values may be in files, beside SLUICE_SET."""
+"""Variables whose values may be read from files, in addition to SLUICE_SET."""
 TEST_PREFIX = "SLUICE_TEST_"
-"""Variables of the test suite, which a gateway that it starts may inherit."""
+"""Prefix of the test suite's variables. A gateway that the suite starts may inherit them."""
 _SERVICE_VARIABLE = re.compile(r"SLUICE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)")
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
 """Value that Kubernetes gives every container of a service called `sluice` or `sluice-...`: there, `SLUICE_PORT` is
@@ -404,7 +405,7 @@ def load(
     sources = Sources(dict(flags), tuple(assignments), dict(environment), config, ())
     try:
         secrets = read_secret_files(environment, _SECRET_VARIABLES)
-        # SLUICE_SET and a file of more settings do not exclude each other.
+        # SLUICE_SET and a file with more settings may be used together.
         named = {name: text for name, text in environment.items() if name == _SET + SUFFIX}
         set_file = read_secret_files(named, (_SET,))
     except SecretFileError as error:
@@ -441,7 +442,7 @@ def load(
     listeners = _load_listeners(listen, advertise, options, given, roles, warnings)
     _check_security(listeners, broker, given)
     _check_audit_log(parsed, options)
-    # If the short forms decide, show the address that they yield.
+    # If the options `listen` and `advertise` apply, show the address that they yield.
     if "listeners" not in given and "advertised.listeners" not in given:
         shown = render_address(listeners[0].advertised)
         values = [Value(each.name, shown, each.origin) if each.name == "advertise" else each for each in values]
@@ -526,7 +527,7 @@ def _load_listeners(
         )
     except ConfigError as error:
         raise _as_given(error, broker) from error
-    # An image sets the short forms for everyone, so they may repeat what Kafka's names say.
+    # An image sets the short settings for all its users. So they may repeat the values of Kafka's settings.
     if bound is not None and options["listen"].origin != "default" and listen not in {each.bind for each in listeners}:
         warnings.append(f"listen (from {options['listen'].origin}) is ignored: listeners is given")
     if told is not None and advertise is not None and advertise not in {each.advertised for each in listeners}:

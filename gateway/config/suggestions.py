@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 SUGGESTIONS = 3
-"""How many names of topics or groups are suggested."""
+"""Maximal number of topics or groups that are suggested."""
 _SIMILARITY = 0.6
 """difflib's own threshold: at most two letters in five differ."""
 _SECRET = ("password", "passwd", "secret", "jaas", "token", "credential", "private", "keystore.key")

@@ -273,7 +273,8 @@ _SHOWN = (
 _FIELDS: Mapping[str, ConfigKey] = MappingProxyType(declared_settings(TopicConfig))
 
 _ALL = {key.name: key for key in (*_SHOWN, *_FIELDS.values())}
-_ALL["file.delete.delay.ms"] = _ALL.pop("file.delete.delay.ms")  # the last of the settings with equal hash positions
+# The last of the settings whose hashes have the same position.
+_ALL["file.delete.delay.ms"] = _ALL.pop("file.delete.delay.ms")
 
 TOPIC_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType({name: _ALL[name] for name in in_java_order(_ALL)})
 """Every topic setting by name, in the order in which Kafka lists them."""
@@ -306,8 +307,9 @@ class Layer:
 
 
 def topic_layers(key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig) -> list[Layer]:
-    """Return the values of a topic setting, the effective one first: the topic's, then its broker counterparts'
-    dynamic ones, those given at start, and defaults."""
+    """Return the values of a topic setting, the effective one first: the topic's own value, then the dynamic values of
+    the corresponding broker settings, the values given at start, and the defaults.
+    """
     counterparts = [
         Layer(source, synonym.name, value, synonym.factor)
         for synonym in key.synonyms
@@ -329,7 +331,7 @@ def _typed(key: ConfigKey, layer: Layer) -> ConfigValue:
     assert counterpart is not None, layer.name
     value = counterpart.parse(layer.value)
     if layer.factor != 1 and isinstance(value, int):
-        # -1 hours means for ever, as -1 ms does.
+        # -1 hours means "for ever", like -1 ms.
         return value * layer.factor if value >= 0 else value
     return value
 
@@ -364,6 +366,6 @@ def validate_topic_configs(configs: Mapping[str, str | None], broker: BrokerConf
 
 
 def requested_replication_factor(configs: Mapping[str, str], broker: BrokerConfig) -> int:
-    """Return how many live nodes are named as a topic's replicas."""
+    """Return how many live nodes are listed as a topic's replicas."""
     requested = configs.get(REPLICATION_FACTOR)
     return int(requested) if requested is not None else broker.default_replication_factor

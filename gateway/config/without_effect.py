@@ -27,7 +27,7 @@ class _Facts(TypedDict):
     default: NotRequired[ConfigValue]
     """Kafka's default."""
     here: NotRequired[ConfigValue]
-    """The value that is true of a node, if it differs."""
+    """The value that is true for a node, if it differs from Kafka's default."""
     dynamic: NotRequired[bool | str]
 
 
@@ -46,4 +46,4 @@ def _key(name: str, facts: _Facts, why: str) -> ConfigKey:
 
 
 WITHOUT_EFFECT: Mapping[str, ConfigKey] = MappingProxyType({key.name: key for key in _read()})
-"""Settings by name; `default` is the value that is shown."""
+"""Settings without effect, by name. `default` is the value that is shown."""

@@ -50,7 +50,7 @@ logger = structlog.get_logger(__name__)
 
 MAX_VALUE_CHARS = 1_024
 _COMMIT_BY_NAME = 9
-"""Last version of OffsetCommit that names topics."""
+"""Last version of OffsetCommit that names topics instead of using ids."""
 _SET, _DELETE = 0, 1
 
 Given = Mapping[str, Json]
@@ -60,17 +60,17 @@ class Plan(TypedDict):
     what: str
     """The action in one sentence."""
     rows: Sequence[Mapping[str, Json]]
-    """Changes, line by line, with the names of `columns`."""
+    """The changes, one line each. `columns` holds the names of their columns."""
     columns: list[str]
     warnings: NotRequired[list[str]]
-    """Reasons why the effect may surprise the person."""
+    """Reasons why the effect may be unexpected."""
     blocked: str | None
-    """Reason why the action cannot be carried out now, or None."""
+    """Reason why the action is impossible now, or None."""
     digest: NotRequired[str]
 
 
 class _Committed(NamedTuple):
-    """A group's commit within the log."""
+    """A group's committed offset that is still within the log."""
 
     topic: str
     partition: int
@@ -88,7 +88,7 @@ class Actions:
         cluster: ClusterViews,
         journal: JournalStore | None,
     ) -> None:
-        """`journal`: None if the node writes no journal. Then only the log names the actions."""
+        """`journal` is None if the node writes no journal. Then only the log records the actions."""
         self._kafka, self._groups, self._topics, self._cluster = kafka, groups, topics, cluster
         self._journal = journal
         self._kinds: dict[str, tuple[_Planner, _Doer]] = {
@@ -110,7 +110,7 @@ class Actions:
         return plan
 
     async def carry_out(self, who: Viewer, given: Given) -> dict[str, object]:
-        """Do what the plan with the given digest says. Raise KafkaError if the plan is another one by now."""
+        """Carry out the plan with the given digest. Raise KafkaError if the plan would be different now."""
         plan = await self.plan(who, given)
         if plan.get("digest") != given.get("digest"):
             raise KafkaError(ErrorCode.INVALID_REQUEST, "The group has changed since you looked. Look at the new plan.")
@@ -351,7 +351,7 @@ _Doer = Callable[[Viewer, Given, Plan], Awaitable[None]]
 
 
 def _committed(group: GroupAnswer) -> list[_Committed]:
-    """Return the commits whose partitions are in the log."""
+    """Return those committed offsets that are within their partition's log."""
     found: list[_Committed] = []
     for row in group["offsets"]:
         committed, start, end = row["committed"], row.get("start"), row.get("end")
@@ -391,7 +391,7 @@ def _text(given: Given, name: str) -> str:
 
 
 def _partitions(given: Given) -> set[tuple[str, int]]:
-    """Return the chosen partitions; empty for all."""
+    """Return the chosen partitions. An empty result means all partitions."""
     value = given.get("partitions", [])
     if not isinstance(value, list):
         raise BadRequestError("partitions is not a list")

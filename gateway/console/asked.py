@@ -1,6 +1,6 @@
-"""Requests about records, parsed: what to search for, and what to produce.
+"""Parse requests about records: what to search for, and what to produce.
 
-The one idea: every bound of what a page may ask is checked here, before anything is read or written.
+The one idea: every limit on a page's requests is checked here, before anything is read or written.
 """
 
 from __future__ import annotations

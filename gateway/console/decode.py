@@ -16,9 +16,9 @@ from typing import NotRequired, Protocol, TypeAlias, TypedDict, cast
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 MAX_SHOWN_BYTES = 4 * 1024
-"""Part of a key or value in a list."""
+"""Number of bytes of a key or value that a list shows."""
 MAX_WHOLE_BYTES = 256 * 1024
-"""Part of a key or value that a page shows separately."""
+"""Number of bytes of a key or value that a page of its own shows."""
 HEX_BYTES = 1_024
 MAX_SCHEMA_CHARS = 64 * 1024
 MAX_DEPTH = 40
@@ -35,10 +35,10 @@ class Shown(TypedDict):
     """A key, value or header in the form in which a page shows it."""
 
     form: str
-    """The form by which it is shown, or null."""
+    """The form in which the value is shown, or null."""
     text: str | None
     size: int
-    """Bytes of the whole key, value or header, even if only a part is shown."""
+    """Size in bytes of the whole key, value or header, even if only a part is shown."""
     cut: NotRequired[bool]
     """True if only the first part is shown."""
     schemaId: NotRequired[int]
@@ -187,7 +187,7 @@ def parse_path(text: str) -> tuple[str, ...]:
 
 
 class Bytes:
-    """A position in bytes."""
+    """A byte string with a current position."""
 
     def __init__(self, raw: bytes) -> None:
         self.raw, self.at, self.items = raw, 0, 0

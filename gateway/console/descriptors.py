@@ -50,7 +50,7 @@ class ProtobufTypes:
     def decode(self, body: bytes) -> Json:
         """Return the message behind the message indexes that a registry's clients write. Raise DecodeError."""
         source = Bytes(body)
-        # No indexes stand for the first message.
+        # An empty list of indexes means the first message.
         path = [source.zigzag() for _ in range(min(source.zigzag(), MAX_DEPTH))] or [0]
         names = self.top
         name = ""

@@ -55,7 +55,7 @@ class Topics:
 
 
 class GroupRow(TypedDict):
-    """A group in a list."""
+    """A group as one row of a list."""
 
     id: str
     type: str
@@ -243,7 +243,7 @@ class GroupViews:
         hidden = {lane["topic"] for lane in drawn["lanes"] if not self.may_describe_topic(who, lane["topic"])}
         if hidden:
             drawn["lanes"] = [lane for lane in drawn["lanes"] if lane["topic"] not in hidden]
-            # Sentences name topics, so a viewer who may not see all of them gets none.
+            # The sentences mention topics, so a viewer who may not see all of these topics gets no sentences.
             drawn["words"], drawn["stories"], drawn["marks"] = [], [], []
         drawn["position"] = await self._store.group_position(group_id)
         return drawn
@@ -268,7 +268,7 @@ class GroupViews:
             try:
                 return await groups.view(group_id), True
             except KafkaError:
-                pass  # the lease has just gone to another node, so the stored value is the one to show
+                pass  # the lease has just moved to another node, so show the stored value
         for record, _ in await self._groups.as_stored((group_id,)):
             return await asyncio.to_thread(groups.as_stored, record), False
         return Group(group_id), False
@@ -316,7 +316,9 @@ def _protocol(value: AnyGroup, member: AnyMember) -> str:
 
 
 def _heard_ms_ago(value: AnyGroup, member: AnyMember, now_ms: float, settings: Settings) -> int | None:
-    """Return how long ago the coordinator heard from the member; None if it has a request waiting."""
+    """Return how long ago the coordinator last heard from the member. Return None if a request of the member is
+    waiting.
+    """
     deadline_ms = value.session_deadlines.get(member.member_id)
     if deadline_ms is None:
         return None

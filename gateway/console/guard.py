@@ -50,7 +50,7 @@ class BadRequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Demands of this console on every request."""
+    """Rules that this console enforces on every request."""
 
     is_loopback: bool
     """True if it listens on loopback only. Then a request must name this host, so that no foreign page whose name
@@ -62,7 +62,7 @@ class Rules:
 
 
 _OPEN = frozenset({"/api/session", "/api/login", "/api/oidc/login", "/api/oidc/callback"})
-"""APIs that answer without a session."""
+"""APIs that need no session."""
 
 
 def guarded(rules: Rules, sessions: Sessions, connections: HttpConnections) -> Middleware:

@@ -45,7 +45,7 @@ MAX_REMOTE_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """The person who looks: a principal at an address."""
+    """The person who uses the console: a principal at an address."""
 
     principal: Principal = ANONYMOUS
     host: str = "/127.0.0.1"
@@ -87,7 +87,7 @@ class ConsoleServices(HasAuthorizer, Protocol):
 
 @dataclass(slots=True)
 class Kafka:
-    """Kafka's APIs of this node and of other coordinators, asked in a viewer's name."""
+    """Kafka's APIs of this node and of other coordinators, called in a viewer's name."""
 
     dispatch: Handles
     services: ConsoleServices
@@ -98,11 +98,11 @@ class Kafka:
     # --- permissions --------------------------------------------------------------------------------------------------
 
     def may(self, who: Viewer, operation: AclOperation, kind: ResourceType, name: str = CLUSTER_NAME) -> bool:
-        """Return whether the viewer may do this, without counting a refusal."""
+        """Return whether the viewer has the permission. A denial is not counted or logged."""
         return may(self._context(who), operation, kind, name, told=False)
 
     def require(self, who: Viewer, operation: AclOperation, kind: ResourceType, name: str = CLUSTER_NAME) -> None:
-        """Raise KafkaError if the viewer may not do this."""
+        """Raise KafkaError if the viewer lacks the permission."""
         require(self._context(who), operation, kind, name)
 
     def _context(self, who: Viewer) -> RequestContext[HasAuthorizer]:
@@ -132,7 +132,7 @@ class Kafka:
     ) -> R:
         """Return the response of the node that coordinates the group.
 
-        Raise KafkaError if no node coordinates it, ElsewhereError if this node cannot ask that node.
+        Raise KafkaError if no node coordinates it, and ElsewhereError if this node cannot reach that node.
         """
         node = await self.coordinator(group_id)
         if node.node_id == self.services.membership.node_id:

@@ -19,12 +19,12 @@ from protocol.errors import KafkaError
 from storage.errors import StorageError
 
 MAX_STREAMS = 64
-"""Open streams of one node."""
+"""Maximal number of open streams of one node."""
 MAX_QUEUED = 4
-"""Events that wait for one reader."""
+"""Maximal number of events that wait for one reader."""
 PING_S = 15.0
 MAX_SECONDS = 4 * 3600.0
-"""Longest life of a stream; the page opens the next one."""
+"""Longest time for which a stream stays open. The page then opens the next one."""
 WRITE_S = 10.0
 """How long a reader may take to accept one event."""
 
@@ -72,7 +72,7 @@ class Streams:
                 async with asyncio.timeout(MAX_SECONDS):
                     await _drain(response, queue, still_allowed)
             except (TimeoutError, ConnectionError):
-                pass  # the reader has left or reads nothing; its page connects again if it is still open
+                pass  # the reader has left or does not read; if its page is still open, it connects again
             finally:
                 filling.cancel()
                 await asyncio.wait((filling,))

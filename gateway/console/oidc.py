@@ -43,7 +43,7 @@ MAX_ANSWER_BYTES = 128 * 1024
 MAX_CODE_CHARS = 4_096
 METADATA_S = 3_600.0
 AWAY_S = 5.0
-"""Time for which a provider that failed is not asked for its metadata again."""
+"""If the provider failed, its metadata is not requested again for this time."""
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -231,7 +231,7 @@ class Oidc:
         }
         headers = {"Accept": "application/json"}
         if self._secret is not None and provider.takes_basic:
-            # RFC 6749, 2.3.1: both are form-encoded before they are joined.
+            # RFC 6749, 2.3.1: both parts are form-encoded before they are joined.
             pair = f"{quote(self._client_id, safe='')}:{quote(self._secret, safe='')}"
             headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         else:

@@ -26,10 +26,10 @@ RECENT_MS = 10 * 60 * 1000
 MAX_EVENTS = 5_000
 LONG_REBALANCE_MS = 15_000
 LAG_MEMORY_S = 30.0
-"""Age of the earlier read that lag is compared with."""
+"""Age of the earlier lag with which the current lag is compared."""
 MAX_LAG_READS = 60
 RISING_BY = 100
-"""Records by which lag must have grown to be called rising."""
+"""Number of records by which lag must have grown to be called rising."""
 MAX_ATTENTION = 50
 
 _REBALANCING = frozenset({"PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling"})

@@ -29,7 +29,7 @@ MAX_SCHEMA_BYTES = 512 * 1024
 MAX_REFERENCES = 20
 TIMEOUT_S = 3.0
 AWAY_S = 10.0
-"""Time for which a registry that failed is not asked again."""
+"""If a registry failed, no request is sent to it for this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Registry:
         return await asyncio.shield(asking)
 
     async def close(self) -> None:
-        """Cancel the fetches that are under way."""
+        """Cancel the fetches in progress."""
         asking = list(self._asking.values())
         for each in asking:
             each.cancel()
@@ -140,7 +140,7 @@ class Registry:
                 raise DecodeError(f"its kind {kind} is unknown")
 
     async def _referenced(self, session: aiohttp.ClientSession, references: Json) -> list[Json]:
-        """Return the schemas that a schema refers to. Each comes after the schemas to which it refers itself."""
+        """Return the schemas to which a schema refers. Each comes after the schemas to which it refers itself."""
         found: dict[tuple[str, int], Json] = {}
 
         async def add(listed: Json) -> None:

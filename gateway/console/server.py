@@ -54,7 +54,7 @@ logger = structlog.get_logger(__name__)
 
 MAX_CONNECTIONS = 512
 MAX_CONNECTIONS_FROM = 256
-"""Connections of one address, so that it cannot lock all others out."""
+"""Maximal number of connections of one address, so that one address cannot use all of them."""
 MAX_BODY_BYTES = 2 * 1024 * 1024
 MAX_LOGIN_BYTES = 64 * 1024
 """Bytes of a body from someone who has not logged in: the JSON is parsed on the event loop of the node."""
@@ -65,9 +65,9 @@ BACKLOG = 64
 MAX_TEXT_CHARS = 4_096
 OVERVIEW_S = 2.0
 GROUP_S = 1.0
-"""Interval at which an open group page looks whether something happened."""
+"""Interval at which an open group page checks for new events."""
 LAG_EVERY = 2
-"""Lag is read at every second look."""
+"""Lag is read at every second check."""
 
 _TYPES = {
     "html": "text/html",
@@ -88,11 +88,11 @@ class Parts:
     users: Users
     figures: NodeFigures
     oauth: OAuthSettings | None = None
-    """Check of the access tokens by which viewers may log in; None if no listener takes any."""
+    """Checks the access tokens with which viewers may log in. None if no listener accepts tokens."""
 
 
 class Console:
-    """The console of one node. `start` once, `stop` once."""
+    """The console of one node. Call `start` once and `stop` once."""
 
     def __init__(self, parts: Parts, broker: BrokerConfig) -> None:
         kafka, store = parts.kafka, ConsoleStore(parts.database)
@@ -136,7 +136,7 @@ class Console:
         guard = guarded(self._rules, self._sessions, connections)
         app = web.Application(middlewares=[guard])
         app.add_routes(self._routes())
-        # A stream ends as soon as its reader is gone, and with it everything that it asks Postgres.
+        # A stream ends as soon as its reader has gone. Then its queries to Postgres end too.
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_TIMEOUT_S, handler_cancellation=True)
         await self._runner.setup()
         server = self._runner.server
@@ -252,7 +252,7 @@ class Console:
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     async def _get_session(self, request: web.Request) -> web.Response:
-        """Name the viewer. Begin a session if viewers need no login."""
+        """Return who the viewer is. If viewers need no login, begin a session."""
         session = request.get(SESSION)
         if session is None and not self._rules.needs_login:
             session = self._sessions.begin()
@@ -391,7 +391,7 @@ class Console:
         if self._rules.is_read_only:
             return failure(403, "this console is read-only (console.read.only)")
         given = await _body(request)
-        # A person who closes the page has confirmed all the same.
+        # If the person closes the page now, the action is nevertheless confirmed.
         done = await asyncio.shield(asyncio.create_task(self._actions.carry_out(request[VIEWER], given)))
         return web.json_response(done)
 
@@ -413,7 +413,7 @@ class Console:
             while True:
                 began_s = loop.time()
                 yield "overview", await self._overview.show(who)
-                # A cluster whose overview takes long is read less often.
+                # If the overview of a cluster takes long to read, it is read less often.
                 await asyncio.sleep(max(OVERVIEW_S, 20 * (loop.time() - began_s)))
 
         return await self._streams.serve(request, events, self._still(request))
@@ -463,7 +463,7 @@ class Console:
 
 
 def _to_page(said: str) -> web.Response:
-    """Return a redirect to the console's own page, which says in words how the login ended."""
+    """Return a redirect to the console's own page, which explains the result of the login."""
     response = web.Response(status=303, headers={"Location": f"/#/?login={said}", "Cache-Control": "no-store"})
     response.del_cookie(oidc.COOKIE, path=oidc.PATH)
     return response
@@ -474,7 +474,7 @@ def _answering(
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def answer(request: web.Request) -> web.Response:
         data = await view(request[VIEWER], request.query)
-        # A timeline may have thousands of spans, which take milliseconds to write.
+        # A timeline may have thousands of spans, and serializing them takes milliseconds.
         body = await asyncio.to_thread(_dumps, data)
         return web.Response(text=body, content_type="application/json", headers={"Cache-Control": "no-store"})
 
@@ -495,7 +495,7 @@ async def _body(request: web.Request, most_bytes: int = MAX_BODY_BYTES) -> Mappi
                 if len(body) > most_bytes:
                     raise BadRequestError(f"the request is longer than {most_bytes} bytes")
         data: Json = json.loads(body.decode(request.charset or "utf-8"))
-        # A lone surrogate is JSON, and no text that Kafka or Postgres can hold.
+        # JSON permits a lone surrogate, but Kafka and Postgres cannot store it.
         json.dumps(data, ensure_ascii=False).encode()
     except (ValueError, LookupError, RecursionError) as error:  # LookupError: an unknown charset
         raise BadRequestError("the request is not JSON that this console can read") from error
@@ -538,7 +538,9 @@ def _static() -> Mapping[str, tuple[bytes, str, str]]:
 
 
 def _tls(broker: BrokerConfig) -> ssl.SSLContext | None:
-    """Return the context of `console.ssl.keystore.location`, None if it is not given. Raise ConfigError."""
+    """Return the TLS context from `console.ssl.keystore.location`. Return None if that is not set.
+    Raise ConfigError.
+    """
     path = broker.console_ssl_keystore_location
     if not path:
         return None

@@ -24,7 +24,7 @@ MAX_SESSIONS = 1_000
 IDLE_S = 8 * 3600.0
 MAX_NAME_CHARS = 1_024
 MAX_ATTEMPTS = 5
-"""Failed logins of one address, and of one user, within WINDOW_S."""
+"""Maximal number of failed logins of one address, and of one user, within WINDOW_S."""
 MAX_ATTEMPTS_OF_ALL = 60
 WINDOW_S = 60.0
 MAX_ADDRESSES = 1_000
@@ -38,7 +38,7 @@ class Session:
     is_logged_in: bool
     used_s: float
     until_s: float = math.inf
-    """End of the session even if it is used, by the monotonic clock."""
+    """Time at which the session ends even if it is in use, by the monotonic clock."""
 
 
 class Sessions:
@@ -103,7 +103,7 @@ class Attempts:
             self._failed.popitem(last=False)
 
     def forget(self, *keys: str) -> None:
-        """Forget the failures of these keys: the last attempt was right."""
+        """Forget the failures for these keys, because the last attempt succeeded."""
         for key in keys:
             self._failed.pop(key, None)
 

@@ -20,12 +20,12 @@ from storage.console import Loaded, Stretch
 from storage.journal import GroupHistory
 
 MAX_SPANS = 6_000
-"""Spans that are sent. Above it, spans too short to see are merged."""
+"""Maximal number of spans that are sent. If there are more, spans that are too short to see are merged."""
 SLOTS = 1_500
-"""Parts of the window; a span shorter than one of them cannot be seen."""
+"""Number of parts of the window. A span shorter than one part cannot be seen."""
 MAX_MARKS = 1_500
 MAX_WORDS = 600
-"""Newest rows of each kind that get a sentence."""
+"""Number of the newest rows of each kind that get a sentence."""
 MAX_STORIES = 50
 SHORT_ID_CHARS = 4
 
@@ -42,8 +42,9 @@ Span = TypedDict(
         "merged": NotRequired[int],
     },
 )
-"""A time in which a member owned a partition. `to` is None while it does. `earlier`: since before the window. `merged`:
-number of spans too short to see, of any members, in place of which this one is shown."""
+"""A time in which a member owned a partition. `to` is None while the member still owns it. `earlier` means that it
+began before the window. `merged` is the number of short spans, of any members, that this span replaces.
+"""
 
 
 class Mark(TypedDict):

@@ -47,7 +47,7 @@ MAX_HEADERS_SHOWN = 50
 MAX_PRODUCED_BYTES = 1024 * 1024
 PRODUCE_TIMEOUT_MS = 10_000
 _BY_NAME = 12
-"""Last version of Fetch, and of Produce, that names topics."""
+"""Last version of Fetch, and of Produce, that names topics instead of using ids."""
 EARLIEST, LATEST = -2, -1
 READ_COMMITTED = 1
 
@@ -58,15 +58,15 @@ class Search:
 
     topic: str
     partitions: tuple[int, ...]
-    """Partitions to search; empty for all."""
+    """Partitions to search. Empty means all partitions."""
     limit: int = 50
     key: bytes | None = None
     text: str = ""
-    """Text that key, value or a header contains, in any case."""
+    """Text that the key, the value or a header must contain. Upper and lower case are equal."""
     path: tuple[str, ...] = ()
     """Path in a JSON value."""
     equals: str = ""
-    """Value at the path; empty: any."""
+    """Required value at the path. Empty means any value."""
     form: str = "auto"
     schema: Json = None
     with_control: bool = False
@@ -307,7 +307,7 @@ class TopicViews:
     async def _take(self, who: Viewer, search: Search, answer: PartitionData, found: _Found) -> None:
         index = answer.partition_index
         if answer.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            # Retention removed the records at this position: go on at the log start.
+            # Retention has removed the records at this position. Continue at the log start.
             starts = await self.bounds(who, search.topic, (index,), EARLIEST)
             found.positions[index] = max(starts.get(index, 0), found.positions[index])
             return
@@ -380,7 +380,7 @@ def _collect(
     states: tuple[int, list[tuple[int, int]]] | None,
     schemas: Schemas | None,
 ) -> None:
-    """Add the answer's records that the search finds, and move its position."""
+    """Add those records of the answer that match the search, and move the search's position."""
     index = answer.partition_index
     aborted = sorted(
         ((each.first_offset, each.producer_id) for each in answer.aborted_transactions or ()), reverse=True

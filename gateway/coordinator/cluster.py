@@ -21,7 +21,7 @@ class ClusterTopic:
 
 
 Reader = tuple[str, str]
-"""Principals at hosts that all get the same answers."""
+"""Principals and hosts that all may describe the same topics."""
 
 
 class Describing(Protocol):

@@ -35,7 +35,7 @@ def dump(value: object) -> dict[str, object]:
 
 
 def load(cls: type[T], document: Mapping[str, object], **volatile: object) -> T:
-    """The value of a document. Volatile fields have their defaults unless given."""
+    """Return the value of a document. Volatile fields have their defaults unless they are given."""
     return cls(
         **{name: from_json(document[name]) for name, _, from_json in _fields(cls) if name in document}, **volatile
     )
@@ -124,7 +124,7 @@ def _mapping(key: object, item: object) -> tuple[Convert, Convert]:
     key_type = key
     while isinstance(key_type, NewType):
         key_type = key_type.__supertype__
-    # JSON has string keys only.
+    # In JSON only strings can be keys.
     restore_key: Convert = int if key_type is int else key_from_json
     return (
         lambda value: {str(key_to_json(name)): to_json(each) for name, each in value.items()},

@@ -19,7 +19,7 @@ from uuid import UUID
 MemberId = NewType("MemberId", str)
 
 MAX_NAMED = 10
-"""Members and partitions that one fact names at most."""
+"""Maximal number of members and partitions that one fact names."""
 MAX_REASON_CHARS = 255
 """Clients cut the reasons that they send to this length (KIP-800); longer reasons are cut here."""
 
@@ -51,7 +51,7 @@ class Trigger(Enum):
 
 
 class Conversion(Enum):
-    """The reason why another machine plays an id."""
+    """The reason why another machine takes over an id."""
 
     EMPTY = "it had no members"
     UPGRADE = "a member of the consumer protocol joined"
@@ -136,7 +136,7 @@ class MemberLeft(MemberFact):
 
 @dataclass(frozen=True, slots=True)
 class MemberReplaced(MemberFact):
-    """A static member came back as `member_id` and replaces `former_id`."""
+    """A static member returned as `member_id` and replaces `former_id`."""
 
     former_id: MemberId
     group_instance_id: str
@@ -271,7 +271,7 @@ class GenerationAssigned(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TargetComputed(Fact):
-    """The target assignment of a consumer group was computed anew, at `epoch`."""
+    """The target assignment of a consumer group was computed again, at `epoch`."""
 
     epoch: int
     assignor: str
@@ -295,7 +295,7 @@ class EveryoneHeard(Fact):
 
 @dataclass(frozen=True, slots=True)
 class GroupTypeChanged(Fact):
-    """Another machine plays this id from now on; every member is stored anew."""
+    """Another machine handles this id from now on. Every member is stored again."""
 
     before: str
     after: str

@@ -75,7 +75,7 @@ DEFAULT_TIMEOUT_MS = 30_000
 
 
 class HandoffMode(Enum):
-    """`group.handoff.mode`."""
+    """Values of `group.handoff.mode`."""
 
     ACK = "ack"
     """The target waits until the source has released the partition."""
@@ -105,7 +105,7 @@ class HandoffEnd(Enum):
     ACKNOWLEDGED = "acked"
     DRAINED = "drained"
     PROCESSED = "processed"
-    """The source has committed what it has processed. It was served more, but does not work on the rest."""
+    """The source has committed what it has processed. It was served more records, but does not process the others."""
     NEVER_FETCHED = "never_fetched"
     SOURCE_LEFT = "source_left"
     SOURCE_EXPIRED = "source_expired"
@@ -115,7 +115,7 @@ class HandoffEnd(Enum):
     PARTITION_DELETED = "partition_deleted"
     TIMEOUT = "timeout"
     CLIENT_CAP = "client_cap"
-    """The target's client cannot be held any longer and does not ask for stable offsets."""
+    """The target's client cannot be held any longer, and it does not request stable offsets."""
 
 
 FORCED = frozenset({HandoffEnd.TIMEOUT, HandoffEnd.CLIENT_CAP})
@@ -131,7 +131,7 @@ class Handoff:
     partition: int
     source: MemberId
     target: MemberId | None
-    """None while the leader has assigned it to no present member."""
+    """The new owner. None while the leader has assigned the partition to no present member."""
     generation_id: int
     """Generation in which the target was assigned the partition."""
     awaits: Awaits
@@ -162,7 +162,7 @@ class HandoffBegun(Fact):
     generation_id: int
     mode: HandoffMode
     left_ms: int
-    """Time until the target gets them in any case."""
+    """Time until the target gets the partitions in any case."""
     partitions: tuple[tuple[str | UUID, int], ...]
 
     def __str__(self) -> str:
@@ -218,11 +218,11 @@ class Drained:
     partition: int
     source: MemberId
     mark: int | None
-    """None: no record is known that the source was served."""
+    """The offset after the last record served to the source. None if no such record is known."""
     committed: int
-    """−1: no committed offset."""
+    """The committed offset. −1 if nothing is committed."""
     otherwise: HandoffEnd = HandoffEnd.NEVER_FETCHED
-    """Reason for not waiting if there is no mark."""
+    """Reason for not waiting, if there is no mark."""
     stopped: bool = False
     """True if, by its own pace, the source would have committed more by now if it worked on more."""
 

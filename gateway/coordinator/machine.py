@@ -34,7 +34,7 @@ class Value(Protocol):
 
     @property
     def exists(self) -> bool:
-        """False: the id was never used."""
+        """False if the id was never used."""
         ...
 
     @property
@@ -132,7 +132,7 @@ class NotAdopted:
     """The reason why another machine's group may not be converted."""
 
     reply: Reply
-    """The reply to the request that would have converted it."""
+    """The reply to the request that would have converted the group."""
 
 
 # --- what is stored -------------------------------------------------------------------------------------------------
@@ -173,10 +173,10 @@ class Summary:
     group_id: str
     group_type: str
     exists: bool
-    """False: the id was never used."""
+    """False if the id was never used."""
     state: str
     protocol_type: str
-    """"" if the group has none."""
+    """The group's protocol type. Empty if it has none."""
     generation_id: int
     member_count: int
     subscribed_topics: frozenset[str] | None
@@ -187,7 +187,7 @@ class Summary:
 
 class Machine(Protocol[GroupT, SettingsT_contra]):
     group_class: type[GroupT]
-    """Type of the machine's group values; no other machine has the same type."""
+    """Type of the machine's group values. No other machine uses this type."""
     group_type: str
     """The type's name in storage and in ListGroups."""
     events: frozenset[type]
@@ -227,7 +227,9 @@ class Machine(Protocol[GroupT, SettingsT_contra]):
         ...
 
     def refuse(self, event: Request[Reply], error: ErrorCode, *, loading: bool = False) -> Reply:
-        """Return the reply that says only `error`. `loading`: the group could not be read, so its state is unknown."""
+        """Return a reply that contains only `error`. `loading` means that the group could not be read, so that its
+        state is unknown.
+        """
         ...
 
     def next_deadline(self, group: GroupT) -> int | None: ...
@@ -241,7 +243,7 @@ class Machine(Protocol[GroupT, SettingsT_contra]):
         ...
 
     def is_idle(self, group: GroupT) -> bool:
-        """True if all of the group is in Postgres, so it may be forgotten."""
+        """True if the whole group is stored in Postgres, so that it may be dropped from memory."""
         ...
 
     def is_deleted(self, group: GroupT) -> bool: ...
@@ -338,7 +340,7 @@ class Machines(Generic[GroupT, SettingsT]):
         return self._first.missing(group_id)
 
     def refuse(self, event: Request[ReplyT], error: ErrorCode, *, loading: bool = False) -> ReplyT:
-        """Return the reply that says only `error`, of the type that the request declares."""
+        """Return a reply that contains only `error`, of the type that the request declares."""
         return cast(ReplyT, self._by_event[type(event)].refuse(event, error, loading=loading))
 
     def step(self, group: GroupT, event: Event, cluster: Cluster, now_ms: int, settings: SettingsT) -> Step[GroupT]:

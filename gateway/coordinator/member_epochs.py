@@ -76,14 +76,14 @@ must not be used again."""
 
 
 class EpochMember(Protocol):
-    """The fields of a member that all these machines have."""
+    """The fields of a member that all these machines use."""
 
     @property
     def member_epoch(self) -> int: ...
 
 
 class EpochGroup(Value, Replaceable, Protocol):
-    """The fields of a group that all these machines have."""
+    """The fields of a group that all these machines use."""
 
     @property
     def is_deleted(self) -> bool: ...
@@ -188,7 +188,7 @@ class Fields(Generic[GroupT]):
         return own
 
     def together(self, own: Mapping[str, Any]) -> GroupT:
-        """Return the group made of these fields; other entries are ignored."""
+        """Return the group made of these fields. Other entries are ignored."""
         values = {name: own[name] for name in self._names}
         for name in self._sets:
             values[name] = frozenset(values[name])
@@ -196,7 +196,7 @@ class Fields(Generic[GroupT]):
 
 
 def refuse(event: Request[Reply], error: ErrorCode) -> OffsetCommitReply | DeleteReply:
-    """Return the reply that says only `error` to a request that groups of every type accept."""
+    """Return a reply that contains only `error` to a request that groups of every type accept."""
     match event:
         case OffsetCommit() | TxnOffsetCommit():
             return OffsetCommitReply(error)

@@ -75,7 +75,7 @@ class OffsetCommitReply:
     by_producer: bool = False
     """True if neither fences the commit: it names no member, and its transaction's producer is checked instead."""
     stale: ErrorCode = ErrorCode.STALE_MEMBER_EPOCH
-    """The error for a member whose stored epoch differs."""
+    """Return the error for a member whose stored epoch differs."""
     member_epoch: int | None = None
     """Epoch by which Postgres fences the commit, if it may be newer than the epoch in the request; None: the request's
     epoch."""

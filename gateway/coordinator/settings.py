@@ -31,7 +31,7 @@ class ConsumerSettings:
     heartbeat_interval_ms: int = 5_000
     max_size: int = 2**31 - 1
     assignors: tuple[str, ...] = ("uniform", "range")
-    """Assignors; the first one is used if no member names one."""
+    """Available assignors. The first one is used if no member names one."""
     handoff: HandoffSettings = DEFAULTS
     cooperative_guard: bool = False
     """The setting of the classic group with this id (`Settings.group_cooperative_guard`)."""
@@ -88,7 +88,7 @@ class Settings:
     group_cooperative_guard: bool = False
     """True if partitions that one member claims are never delivered to another, even if the leader assigns them."""
     handoff: HandoffSettings = DEFAULTS
-    """For classic groups without a setting of their own."""
+    """The handoff setting for classic groups without a setting of their own."""
     drains: bool = False
     """True if any group is in mode `drain`."""
     consumer: ConsumerSettings = ConsumerSettings()

@@ -40,7 +40,7 @@ _ENDING = frozenset((TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_A
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """A transactional id's owner and the state of its transaction."""
+    """The owner of a transactional id, and the state of its transaction."""
 
     producer_id: int
     producer_epoch: int

@@ -78,7 +78,7 @@ class ClusterFeed:
                 topics, by_id, are_copies = dict(last.topics), dict(last.by_id), True
             if former is not None:
                 del by_id[topic_id]
-                # Another topic may have taken over the name by now.
+                # Another topic may use the name by now.
                 if topics.get(former.name) is former:
                     del topics[former.name]
             if topic is not None:

@@ -31,7 +31,7 @@ UNSURE_SLACK_S = 5.0
 """Shortest slack if the member did not commit between the request to revoke and the release. Then the application may
 still be at work."""
 SLACK = 1.0
-"""Slack of a commit, as a multiple of its usual delay or gap."""
+"""Tolerance for a late commit, as a multiple of its usual delay or gap."""
 
 
 def _samples() -> deque[float]:

@@ -13,15 +13,16 @@ from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ClientRequest, ConnectionId, Reply, Request
 
 MAX_GROUPS_PER_CONNECTION = 10_000
-"""Groups informed when a connection closes. If the connection has spoken for more groups, the members of the others
-expire by their session timeout."""
+"""Maximal number of groups that are informed when a connection closes. If the connection has sent requests for more
+groups, the members in those groups expire by their session timeout.
+"""
 
 _NO_GROUPS: Set[str] = frozenset()
 _NO_NUMBERS: Mapping[MemberId, int] = {}
 
 
 class GroupsOfConnections:
-    """The groups that each open connection has spoken for."""
+    """For each open connection, the groups for which it has sent requests."""
 
     def __init__(self) -> None:
         self._group_ids: dict[ConnectionId, set[str]] = {}
@@ -38,7 +39,7 @@ class GroupsOfConnections:
             group_ids.add(group_id)
 
     def take(self, connection_id: ConnectionId) -> Set[str]:
-        """Forget the connection, and return the groups that it spoke for."""
+        """Forget the connection, and return the groups for which it has sent requests."""
         return self._group_ids.pop(connection_id, _NO_GROUPS)
 
     def open(self) -> frozenset[ConnectionId]:
@@ -57,7 +58,7 @@ class NewestConnections:
         self._members = 0
 
     def keep(self, group_id: str, numbers: Mapping[MemberId, int]) -> None:
-        """Remember the numbers of a group that is dropped."""
+        """Remember the connection numbers of a group that is dropped."""
         if not numbers:
             return
         self.take(group_id)
@@ -67,7 +68,7 @@ class NewestConnections:
             self.take(next(iter(self._numbers)))
 
     def take(self, group_id: str) -> Mapping[MemberId, int]:
-        """Forget the group, and return what was remembered of it."""
+        """Forget the group, and return its remembered connection numbers."""
         numbers = self._numbers.pop(group_id, _NO_NUMBERS)
         self._members -= len(numbers)
         return numbers

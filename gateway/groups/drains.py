@@ -49,7 +49,7 @@ POLL_S = 1.0
 deleted topic."""
 SHORTEST_POLL_S = 0.01
 MAX_REBALANCING = 10_000
-"""Groups for which the beginning of the last rebalance is remembered."""
+"""Number of groups for which the start of the last rebalance is remembered."""
 MAX_RELEASED = 20_000
 MAX_LOOKS = 4
 """Maximal number of reads at a time, because they must not occupy all connections to Postgres."""
@@ -86,7 +86,7 @@ class Drains:
         self._leads = leads
         self._paces = CommitPaces()
         self._rebalanced_s: OrderedDict[str, float] = OrderedDict()
-        """Time at which a group's last rebalance began, by group."""
+        """The start of each group's last rebalance."""
         self._released_s: OrderedDict[tuple[str, Draining], float] = OrderedDict()
         """Time at which the coordinator first saw that the source had released the partition, for each partition to be
         drained.
@@ -197,7 +197,7 @@ class Drains:
         pace = self._paces.of(group_id, partition, each.source)
         released_s = self._release_of(group_id, each)
         if pace is None or pace.offset != committed:
-            # The commit took another path, or it has not been reported yet.
+            # The commit was stored by another component, or it has not been reported yet.
             return None
         mark = self._whole_mark(each, partition)
         next_served_s = None if mark is None else mark.served_s(committed)
@@ -239,7 +239,7 @@ class Drains:
         return None if state is None or not state.high_watermark else state.high_watermark
 
     def _whole_mark(self, each: Draining, partition: tuple[UUID, int]) -> Mark | None:
-        """Return the source's mark; None if another node may have served the source further."""
+        """Return the source's mark. Return None if another node may have served records beyond it."""
         topic = self._catalog.get_by_id(partition[0])
         mark = self._marks.of(each.connection_id, each.client_id, each.client_host, partition)
         if mark is None or topic is None or partition[1] >= len(topic.partitions):

@@ -61,7 +61,7 @@ class Gatherer(Generic[Item, Result]):
         return future
 
     async def drain(self) -> None:
-        """Wait until nothing is queued or in progress. The caller bounds the wait."""
+        """Wait until nothing is queued or in progress. The caller limits the wait."""
         while self._running is not None:
             await asyncio.wait((self._running,))
 

@@ -40,11 +40,11 @@ STORE_PATIENCE_MS = 15_000
 """How long a read or write is tried again before its callers get an error."""
 MAX_FACTS_LOGGED = 20
 UNREST = frozenset({"PreparingRebalance", "CompletingRebalance"})
-"""States in which a join phase is in memory only."""
+"""States of a join phase that exists only in memory."""
 
 
 class Groups(Runtime[AnyGroup, Settings, GroupRecord]):
-    """Consumer groups of every type."""
+    """The consumer groups of every type on this node."""
 
     def __init__(
         self,
@@ -73,10 +73,11 @@ class Groups(Runtime[AnyGroup, Settings, GroupRecord]):
         self._count_withheld = count_withheld
         self._count_handoff = count_handoff
         self.journal = journal
-        """None if this node writes no journal."""
+        """The journal. None if this node writes no journal."""
         self.readers: list[Callable[[str, tuple[Fact, ...]], None]] = []
-        """Called with a group's id and the facts of a step, once the step is settled and before any member is answered.
-        No facts means that the group was read."""
+        """Functions that are called with a group's id and the facts of a step. The step is settled, but no member has
+        been answered yet. If the facts are empty, the group was only read.
+        """
         super().__init__(machines, self._group_records, leases, settings, self._happened, begun=begun, bounds=bounds)
 
     def cluster_changed(self, cluster: Cluster) -> None:
@@ -110,8 +111,9 @@ class Groups(Runtime[AnyGroup, Settings, GroupRecord]):
         return list(listed.values())
 
     async def ids(self) -> set[str]:
-        """Return the id of every group: of stored ones even without their lease, and of ids in memory even if their
-        group is still being read and may not exist. Raises StorageUnavailable."""
+        """Return the id of every group: including stored groups of which this node has no lease, and ids in memory
+        whose group is still being read and may not exist. Raise StorageUnavailable.
+        """
         return {group_id async for group_id, *_ in in_pieces(await self._stored.get())} | set(self.group_ids())
 
     def in_use(self, shard: int) -> list[Summary]:

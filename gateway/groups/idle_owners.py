@@ -41,7 +41,7 @@ Key = TypeVar("Key", str, tuple[UUID, int])
 PATIENCE_S = 15.0
 MAX_OWNERS = 10_000
 MAX_PARTITIONS = 100
-"""Watched of one owner."""
+"""Maximal number of partitions that are watched of one owner."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -48,19 +48,21 @@ MAX_QUEUED = 100_000
 memory. A commit weighs as much as its partitions."""
 MAX_BATCH = 5_000
 LINGER_S = 0.1
-"""Time for which entries gather, so that a quiet node writes seldom."""
+"""Time for which entries are gathered, so that a quiet node writes seldom."""
 HASTE_S = 0.01
-"""Shorter time for which entries gather if one of them tells what happened to members. A node that is killed loses
-unwritten entries."""
+"""Shorter time for which entries gather if one of them reports what happened to members. A node that is killed loses
+unwritten entries.
+"""
 MAX_REFUSALS = 100
-"""Refused statements of one batch after which the rest of the batch counts as refused. To find five bad rows among
-5,000 takes some 70."""
+"""Refused statements of one batch after which the rest of the batch counts as refused. Finding five bad rows among
+5,000 takes some 70 statements.
+"""
 PAUSE_S = 1.0
-"""Pause after a batch that Postgres did not accept."""
+"""Pause after Postgres has not accepted a batch."""
 COMMITS_PER_S = 2_000
 """Commits of one group that get a row each, per second. If there are more, each request gets one row with a count."""
 BURST_S = 10
-"""Seconds of unused commits that a group may make up for."""
+"""Seconds of unused commits for which a group may catch up."""
 MAX_PACED_GROUPS = 10_000
 """Groups whose recent commits are remembered. The group without a commit for the longest time is forgotten first."""
 
@@ -70,7 +72,7 @@ _NAMES: dict[type[JournalRow], tuple[str, ...]] = {
     kind: tuple(field.name for field in fields(kind) if str(field.type).startswith("str") and field.name not in _IDS)
     for kind in (JournalEvent, JournalMember, JournalOwnership, JournalOffset, JournalHandoff)
 }
-"""Text columns whose values clients may have chosen."""
+"""Text columns whose values may have been chosen by clients."""
 
 
 class JournaledCommit(NamedTuple):
@@ -114,7 +116,7 @@ class _Silent:
 
 @dataclass(slots=True)
 class _Dropped:
-    """A mark that rows are missing here."""
+    """A mark that rows are missing at this position."""
 
     row_count: int
     at_ms: int
@@ -189,8 +191,9 @@ class Journal:
         return tuple(fact for fact in facts if not isinstance(fact, MemberSilent))
 
     def committed(self, group_id: str, generation_id: int, member_id: str, commits: Sequence[JournaledCommit]) -> None:
-        """Note an OffsetCommit that is about to be answered, partition by partition. If the group has committed more
-        than COMMITS_PER_S, one row for each error stands for the whole request."""
+        """Note an OffsetCommit that is about to be answered, with a row per partition. If the group has committed more
+        than COMMITS_PER_S, one row for each error stands for the whole request.
+        """
         now_ms = self._now_ms()
         if not self._paces.allows(group_id, len(commits), self._loop.time()):
             commits = summed_up(commits)
@@ -257,7 +260,7 @@ class Journal:
         return taken
 
     async def _write(self, items: Sequence[_Item]) -> bool:
-        """Write the items and return True. If that fails, count them as missing."""
+        """Write the items and return True. If that fails, count them as missing rows."""
         rows: list[JournalRow] = []
         try:
             rows = await asyncio.to_thread(self._make, items)
@@ -272,7 +275,8 @@ class Journal:
         except StorageError as error:
             logger.warning("journal not written", rows=len(rows), error=str(error))
         except Exception as error:
-            # A bug in making rows costs only these rows. Groups continue, and the journal says that rows are missing.
+            # If a bug prevents the rows from being made, only these rows are lost. Groups continue, and the journal
+            # records that rows are missing.
             logger.error("journal not written", items=len(items), exc_info=error)
         else:
             if len(refused) < len(rows):
@@ -361,7 +365,7 @@ class _Paces:
     def __init__(self, commits_per_s: int) -> None:
         self._commits_per_s = commits_per_s
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Group → tokens left, and when they were counted."""
+        """For each group, the tokens that are left and the time at which they were counted."""
 
     def allows(self, group_id: str, commits: int, now_s: float) -> bool:
         most = float(self._commits_per_s * BURST_S)

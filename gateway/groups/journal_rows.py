@@ -98,7 +98,9 @@ class Rows:
         self._told: OrderedDict[str, Told] = OrderedDict()
 
     def forget(self) -> None:
-        """Forget all groups, because rows were lost. Each group is written anew when something happens to it."""
+        """Forget all groups, because rows were lost. Each group is written again completely when its next event
+        happens.
+        """
         self._told.clear()
 
     def of(self, happened: Happened) -> list[JournalRow]:
@@ -106,7 +108,7 @@ class Rows:
 
 
 class _Telling(Sheet):
-    """The rows of one step."""
+    """Builds the rows of one step."""
 
     def __init__(
         self,
@@ -165,7 +167,7 @@ class _Telling(Sheet):
             elif isinstance(fact, PartitionsWithheld):
                 self._event("observed", reason="partitions_withheld", detail=str(fact))
             elif isinstance(fact, MemberFenced):
-                pass  # the row of MemberReplaced covers this fact
+                pass  # the row for MemberReplaced already covers this fact
             else:
                 self._arrived(arrivals)
                 self._one(fact, emptied_by)

@@ -30,15 +30,15 @@ from storage.journal import JournalEvent, JournalHandoff, JournalMember, Journal
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """One settled step. Without facts: the group was loaded."""
+    """One settled step. If it has no facts, the group was only loaded."""
 
     before: AnyGroup
     after: AnyGroup
     facts: tuple[Fact, ...]
     at_ms: int
-    """Time by the wall clock."""
+    """Time of the wall clock."""
     now_ms: int
-    """Time by the clock of the group's deadlines."""
+    """Time of the clock that the group's deadlines use."""
     node_id: int
 
 
@@ -138,8 +138,7 @@ class Sheet:
         owned |= partitions
 
     def _release(self, member_id: MemberId, kept: set[OwnedPartition] | None) -> None:
-        """Note that the member owns nothing but `kept` any more. If `kept` is None, the member has left or starts
-        anew."""
+        """Note that the member now owns only `kept`. If `kept` is None, the member has left or starts anew."""
         owned = self._told.owned.pop(member_id, set())
         if kept is not None:
             self._told.owned[member_id] = owned & kept

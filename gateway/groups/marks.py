@@ -39,17 +39,17 @@ CLIENTS_MOVE_S = 300.0
 """Time within which clients notice that the live nodes have changed (`metadata.max.age.ms`), and fetch from the new
 leader."""
 MAX_SERVED = 16
-"""Times remembered per consumer and partition; an even number."""
+"""Number of times that are remembered per consumer and partition. It must be even."""
 SERVED_APART_S = 0.1
 ASKS_WHEN_IT_HAS_NOTHING = "apache-kafka-java"
 """`client_software_name` of clients that fetch a partition only after they have delivered its records."""
 
 Partition = tuple[UUID, int]
 Client = tuple[str, ...]
-"""A connection's id alone, or a client's id and host."""
+"""A connection's id alone, or a client's id with its host."""
 
 _BATCH_HEAD = struct.Struct(">q13xhi")
-"""Base offset, attributes, and last offset delta."""
+"""Base offset, attributes, and last offset delta of a batch."""
 _IS_CONTROL = 0x20
 """Bit of a batch's attributes."""
 
@@ -74,7 +74,7 @@ class Mark:
         self.offset = max(self.offset, begin if begin < offset <= end else offset)
 
     def note(self, end: int, at_s: float) -> None:
-        """Note that records up to `end` are served at `at_s`."""
+        """Note that records up to `end` are served at the time `at_s`."""
         served = self.served
         if served and end <= served[-1][0]:
             return
@@ -115,7 +115,7 @@ class Marks:
         self._nodes_since_s = nodes_since_s
         self._marks: OrderedDict[Client, OrderedDict[Partition, Mark]] = OrderedDict()
         self.complete_since_s = clock()
-        """Time since which this node has forgotten no mark."""
+        """Time since which this node has not forgotten any mark."""
         self._was_wanted = False
 
     @property

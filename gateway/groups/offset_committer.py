@@ -83,7 +83,7 @@ class OffsetCommitter:
         return self._requests.submit(_Request(self.next_number() if number is None else number, again, commits))
 
     async def drain(self) -> None:
-        """Wait until nothing is queued or in progress. The caller bounds the wait."""
+        """Wait until nothing is queued or in progress. The caller limits the wait."""
         await self._requests.drain()
 
     async def _commit(self, requests: Sequence[_Request]) -> list[Results]:

@@ -40,7 +40,7 @@ MAX_WAITING_WRITES = 4
 """Transactions that may wait for a group that another transaction has locked. They must not occupy all connections."""
 
 Wanted = Callable[[], bool]
-"""Returns whether a caller still waits for the read or write. If no caller waits, a failed one is not tried again."""
+"""Returns whether a caller still waits for the read or write. If none does, a failed one is not repeated."""
 
 
 class GroupRecords:
@@ -138,7 +138,7 @@ class GroupRecords:
         return self._cluster_ms() - now_ms
 
     def _lead_ms(self, document: Document, now_ms: int) -> int | None:
-        """Return `StoredGroup.clock_lead_ms`; None if a release without this value has written the group."""
+        """Return `StoredGroup.clock_lead_ms`. Return None if the group was written by a release without this value."""
         clock_ms = document.get(CLOCK)
         return clock_ms - self._clock_ms(now_ms) if isinstance(clock_ms, int) else None
 
@@ -232,7 +232,7 @@ CLOCK = "clock_ms"
 
 
 ROW_CHARS = 4_096
-"""A member whose document is longer counts as several rows."""
+"""Number of characters of a document. A member with a longer document counts as several rows."""
 
 
 def _rows(change: GroupChange) -> int:

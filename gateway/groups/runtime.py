@@ -62,7 +62,7 @@ VIEWED_AT_ONCE = 100
 SHORTEST_TIMER_MS = 5
 """Shortest delay of a timer, so that a deadline that a Tick did not clear cannot block the event loop."""
 STALL_MS = 100
-"""If a timer fires later than this, the process was delayed, and messages of members may lie unread."""
+"""If a timer fires later than this, the process was delayed, and requests of members may be unread."""
 REPRIEVE_MS = 1_000
 """Extra time after such a delay, to read these messages, and for clients that were delayed too."""
 
@@ -108,14 +108,14 @@ Tell = Callable[[GroupT, GroupT, tuple[Fact, ...]], None]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds on what clients can make a node keep."""
+    """Limits on the state that clients can make a node keep."""
 
     groups: int = 200_000
     """Groups in memory. Beyond it unknown groups are refused, so that an id per request cannot fill the node."""
     mailbox: int = 20_000
-    """Requests that wait in one group."""
+    """Maximal number of requests that wait in one group."""
     remembered: int = 100_000
-    """Members of dropped groups whose newest connection numbers are remembered."""
+    """Number of members of dropped groups whose newest connection numbers are remembered."""
 
 
 BOUNDS = Bounds()
@@ -157,9 +157,9 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         self._last_request_id = 0
         self._draining = False
         self.begun = begun
-        """False: the node coordinates nothing yet, even if it holds leases."""
+        """False while the node coordinates nothing yet, even if it holds leases."""
         self._apart = ThreadPoolExecutor(1, thread_name_prefix="group steps")
-        """One thread, because Python runs one such step at a time in any case."""
+        """Executor for long steps. It has one thread, because Python runs only one such step at a time anyway."""
         self._loop = asyncio.get_running_loop()
 
     def begin(self) -> None:
@@ -301,7 +301,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
 
     @property
     def telling(self) -> bool:
-        """True while many groups are informed, in turns, of the same event."""
+        """True while the same event is being sent to many groups, in several turns."""
         return self._telling is not None or bool(self._closing)
 
     @property
@@ -426,7 +426,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         return self._machines.step(slot.group, event, self._cluster, self._now_ms(), self.settings)
 
     def _send(self, slot: Slot[GroupT], event: Event) -> None:
-        """Deliver an event that has no sender to answer."""
+        """Process an event that has no sender to answer."""
         if slot.busy:
             slot.mailbox.append(event)
             return
@@ -452,7 +452,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         self._spawn(self._stepped_apart(slot, event), f"step group {slot.group_id}")
 
     async def _stepped_apart(self, slot: Slot[GroupT], event: Event) -> None:
-        """Process a long event. The slot is busy until the event is processed."""
+        """Process a long event in a thread. The slot is busy until that is done."""
         async with self._resuming(slot):
             since_ms = self._now_ms()
             taken = await self._loop.run_in_executor(
@@ -514,7 +514,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         """Drop an idle group. Postgres has stored all of it."""
         if slot.busy or slot.parked or not self._machines.of(slot.group).is_idle(slot.group):
             return
-        # A shard that is being read may hold an older state of this group, which must not come back.
+        # A shard that is being read may hold an older state of this group. That state must not replace the present one.
         if slot.lease.shard not in self._shards_loading:
             self._drop(slot, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
@@ -667,13 +667,14 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
             async for record in in_pieces(await self._records.read_shard(lease.shard, wanted)):
                 if not wanted():
                     break
-                # A group that a client has spoken for in the meantime is in memory already, and newer than this record.
+                # If a client has sent requests for a group in the meantime, the group is already in memory, and newer
+                # than this record.
                 if record.group_id not in self._slots and len(self._slots) < self._bounds.groups:
                     slot = Slot(record.group_id, lease, self._machines.missing(record.group_id))
                     self._slots[record.group_id] = slot
                     self._take_over(slot, record)
         except StorageUnavailable:
-            # No caller waits any more. The lines below handle this.
+            # No caller waits any more. The code below handles this case.
             pass
         finally:
             in_vain = not wanted()

@@ -70,7 +70,7 @@ class _Valid:
 
 
 class _OfGroups(Mapping[str, T]):
-    """Settings by group id, each made when it is first asked for."""
+    """Settings by group id. Each is computed when it is first requested."""
 
     def __init__(self, valid: _Valid, make: Callable[[Configs, BrokerConfig], T]) -> None:
         self._valid = valid

@@ -41,7 +41,7 @@ class Unstored:
     def __init__(self) -> None:
         self.members: set[MemberId] = set()
         self.whole = False
-        """True if every member may differ."""
+        """True if every member may have changed."""
 
     def note(self, facts: Iterable[Fact]) -> None:
         for fact in facts:
@@ -91,7 +91,7 @@ class Slot(Generic[GroupT]):
         """True if the last timer fired so late that no deadline was enforced."""
 
     def park(self, request: Request[ReplyT], loop: asyncio.AbstractEventLoop) -> asyncio.Future[ReplyT]:
-        """Return the future of the reply to `request`, which other code will set."""
+        """Return the future of the reply to `request`. Other code sets its result."""
         future: asyncio.Future[ReplyT] = loop.create_future()
         self.parked[request.request_id] = (request, future)
         return future
@@ -101,7 +101,7 @@ class Slot(Generic[GroupT]):
         parked = self.parked.pop(request_id, None)
         if parked is None:
             return False
-        # A handler whose connection is gone has cancelled its future.
+        # A handler whose connection is gone has already cancelled its future.
         if not parked[1].done():
             parked[1].set_result(reply)
         return True
@@ -113,7 +113,7 @@ class Slot(Generic[GroupT]):
                 self.answer(request_id, refuse(request, ErrorCode.COORDINATOR_NOT_AVAILABLE))
 
     def let_go(self, error: ErrorCode, refuse: Refuse) -> None:
-        """Answer every request with `error`, and use the slot no more."""
+        """Answer every request with `error`. The slot is not used any more."""
         self.dropped = True
         self.disarm()
         for request_id, (request, _) in list(self.parked.items()):

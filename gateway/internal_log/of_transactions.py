@@ -22,10 +22,10 @@ _STATUS = {
     "CompleteCommit": 4,
     "CompleteAbort": 5,
 }
-"""Codes of Kafka's TransactionState."""
+"""Kafka's codes of TransactionState."""
 _NOT_OPEN = -1
 VERSION = 1
-"""Version of the value from transaction.version 1 on."""
+"""Version of the record's value if transaction.version is 1 or higher."""
 
 
 def record_of(read: RecordedProducer, taken_in: Mapping[str, Sequence[int]]) -> Iterator[Entry]:

@@ -9,7 +9,7 @@ from typing import Final
 
 
 class Unsettled:
-    """Marks a value that must stay as it is in the log."""
+    """Marks a value whose record in the log must not change now."""
 
 
 UNSETTLED: Final = Unsettled()

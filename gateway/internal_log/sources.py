@@ -28,17 +28,17 @@ from storage.types import GroupRecord, OffsetAsStored
 
 IDS_AT_A_TIME = 1_000
 MANY_MEMBERS = 20
-"""A group with more members is converted to records on a thread."""
+"""If a group has more members than this, a thread converts it to records."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetPages:
-    """Offsets that are read at once. The metadata of one offset may have 4 KiB."""
+    """How many offsets are read at once. The metadata of one offset may have 4 KiB."""
 
     batch: int = 10_000
     """If the groups of a batch have more offsets together, each group is read separately."""
     group: int = 1_000
-    """Offsets of such a group that one step reads."""
+    """Number of offsets of a large group that one step reads."""
 
 
 OFFSET_PAGES = OffsetPages()
@@ -72,7 +72,7 @@ class Source(Protocol):
         ...
 
     def follow(self, changed: Callable[[str], None]) -> None:
-        """Call `changed` from now on with each owner that may have changed."""
+        """From now on, call `changed` with each owner that may have changed."""
         ...
 
     def leave(self) -> None: ...
@@ -142,7 +142,7 @@ class GroupSource:
         self._changed = None
 
     def _told(self, group_id: str, facts: tuple[Fact, ...]) -> None:
-        """Report the group as changed. Without facts the group was only read, so nothing changed."""
+        """Report the group as changed. Without facts the group was only read, so it has not changed."""
         if facts and self._changed is not None:
             self._changed(group_id)
 

@@ -38,12 +38,13 @@ from storage.types import Appended, NewBatch, Partition, PartitionKey, ReadReque
 logger = structlog.get_logger(__name__)
 
 FOLLOWED_S = 600.0
-"""How long a topic is written after its last read."""
+"""How long a topic is written after a client has last read it."""
 ASK_AGAIN_S = 3600.0
-"""Minimum time between two such questions that count as a reader's. Exporters ask for the ends of all topics for ever,
-and read none."""
+"""Minimum time between two requests for a topic's end that count as reading. Exporters request the ends of all topics
+for ever, and read none.
+"""
 TELL_S = 30.0
-"""How often this node announces a read topic to the other nodes."""
+"""How often this node announces to the other nodes that a topic is read."""
 WHOLE_S = 30.0
 """How often the writer reads the state of all owners. It then finds changes without a notification, such as expired
 offsets.
@@ -52,14 +53,14 @@ IDLE_S = 60.0
 GATHER_S = 0.02
 """Changes within this time are written together."""
 READY_S = 5.0
-"""How long a request for the end of a log waits for the first pass."""
+"""How long a request for a log's end waits for the first pass."""
 
 OWNERS_AT_A_TIME = 50
 BATCH_RECORDS = 250
 BATCH_BYTES = 256 * 1024
 READ_BYTES = 1024 * 1024
 READ_APART_BYTES = 64 * 1024
-"""A larger batch is read on a thread."""
+"""A larger batch is read in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Bounds:
     asked_s: float = 60.0
     """How long the node writes a topic for a client that asked for the topic's end but fetches nothing."""
     changed: int = 10_000
-    """Owners that may wait for a look. If more have changed, the writer looks at all owners."""
+    """Number of changed owners that are remembered. If more have changed, the writer checks all owners."""
     keys: int = 1_000_000
     """Keys that a node remembers, some 200 MB. With more keys the topic is not written."""
 
@@ -84,22 +85,22 @@ class _Followed:
     source: Source
     until_s: float
     is_read_here: bool = False
-    """A client has read the topic here since the last announcement."""
+    """True if a client has read the topic here since the last announcement."""
     tell_due_s: float = 0.0
     whole_due_s: float = 0.0
     changed: set[str] = field(default_factory=set[str])
     topic: Topic | None = None
     written: dict[str, dict[bytes, bytes]] = field(default_factory=dict[str, dict[bytes, bytes]])
-    """Owner → its keys in the log, each with a digest of its value."""
+    """For each owner, its keys in the log, each with a digest of its value."""
     key_count: int = 0
     read_to: dict[PartitionKey, int] = field(default_factory=dict[PartitionKey, int])
     """The offset up to which `written` includes the records of other nodes."""
     log_starts: dict[PartitionKey, int] = field(default_factory=dict[PartitionKey, int])
     begun: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the writer has looked at all owners once, or cannot."""
+    """Set when the writer has checked all owners once, or when it cannot."""
     is_too_large: bool = False
     has_lost: bool = False
-    """The log may have lost records since this pass began."""
+    """True if the log may have lost records since this pass began."""
 
     def forget(self) -> None:
         """Forget the contents of the log, so that the next pass reads it again."""
@@ -271,7 +272,7 @@ class InternalLogs:
             followed.begun.set()
 
     async def _write_own(self, followed: _Followed, topic: Topic, owners: AsyncIterable[str]) -> None:
-        """Write the owners that are this node's, unless they have too many keys."""
+        """Write the records of the owners that belong to this node, unless they have too many keys."""
         some: list[str] = []
         async for owner in owners:
             if followed.source.is_own(owner):
@@ -341,7 +342,7 @@ class InternalLogs:
     # --- what stands in the log -----------------------------------------------------------------------------------
 
     async def _read_log(self, followed: _Followed, topic: Topic) -> None:
-        """Read what any node has written up to now."""
+        """Read what any node has written so far."""
         keys = [partition.partition_key for partition in topic.partitions]
         states = await self._log.states(keys)
         if any(key in states and start < states[key].log_start_offset for key, start in followed.log_starts.items()):

@@ -11,10 +11,10 @@ from storage.types import PartitionKey
 
 
 class AppendListener(Protocol):
-    """Receives every append of this node. Its methods must not raise."""
+    """Receives every append of this node. Its methods must not raise an error."""
 
     def appended(self, key: PartitionKey, high_watermark: int) -> None:
-        """Note the partition's new end: a commit has become durable."""
+        """Note that a commit has become durable, with the partition's new end."""
         ...
 
     def in_doubt(self) -> None:
@@ -31,4 +31,4 @@ class _NoListener:
 
 
 NO_LISTENER: AppendListener = _NoListener()
-"""For a node without other nodes."""
+"""The listener of a node that has no other nodes to inform."""

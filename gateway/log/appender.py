@@ -57,12 +57,12 @@ class _Pending(NamedTuple):
 
 
 class _Lost(NamedTuple):
-    """A batch of an idempotent producer that was perhaps not written."""
+    """A batch of an idempotent producer that may not have been written."""
 
     producer_epoch: int
     base_sequence: int
     until_s: float
-    """Loop time until which the producer's later batches are refused."""
+    """Event-loop time until which later batches of the producer are refused."""
 
 
 @dataclass(slots=True)
@@ -74,21 +74,24 @@ class _Place:
 
 
 QUEUED_AT_ONE_BYTES = 64 * 1024
-"""If a committer holds more than this, the next committer receives the partitions that have nothing queued."""
+"""If a committer has more bytes than this queued, the next committer receives the partitions that
+have nothing queued.
+"""
 
 BROKEN_S = 60.0
 """How long later batches of a producer are refused while the producer does not repeat a lost one. It is longer than the
 request timeouts of clients, after which they repeat. Then Postgres decides."""
 MAX_BROKEN = 10_000
-"""Producers, each in one partition, whose lost batches are remembered."""
+"""Maximal number of producers, each in one partition, whose lost batches are remembered."""
 
 LANES_AT_ONCE = 2
 """Lanes that may wait in Postgres at once. Each occupies a connection while it waits."""
 
 
 class Appender:
-    """`committers` groups at a time, each at most `max_commit_bytes` and `max_commit_batches` (or one larger).
-    A commit waits at most `gather_s` for requests that met at the last one."""
+    """`committers` groups at a time, each at most `max_commit_bytes` and `max_commit_batches` (or one larger). A commit
+    waits at most `gather_s` for the clients whose requests shared the last commit.
+    """
 
     def __init__(
         self,
@@ -164,7 +167,7 @@ class Appender:
         return lambda: committer.task is None or committer.commits > begun
 
     async def drain(self, timeout_s: float) -> bool:
-        """Finish what is queued. Return False if the time was not enough; the rest is left to the clients' retries."""
+        """Finish what is queued. Return False if the time was too short. Clients repeat the batches that remain."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         while tasks := self._tasks():
@@ -266,7 +269,7 @@ class Appender:
             self._places[key].committer = lane
 
     def leave_lane(self, lane: _Committer) -> None:
-        """Remove a lane in which nothing waits any more."""
+        """Remove a lane in which no batch waits any more."""
         self._lanes.discard(lane)
 
     def _follows_lost(self, pending: _Pending, now_s: float) -> bool:
@@ -426,7 +429,7 @@ class _Committer:
 
 
 def _requests(pendings: Iterable[_Pending]) -> int:
-    """Count the requests that brought these batches. The batches of one request lie together."""
+    """Count the requests that brought these batches. Batches of one request are neighbours."""
     count = 0
     before: object = None
     for pending in pendings:

@@ -18,29 +18,30 @@ from storage.types import PartitionKey, StoredBatch
 logger = structlog.get_logger(__name__)
 
 AT_ONCE_BYTES = 16 * 1024
-"""An uncompressed batch up to here is searched on the event loop."""
+"""An uncompressed batch up to this size is searched on the event loop."""
 
 Place = tuple[int, int]
-"""(timestamp, offset) of a record."""
+"""Timestamp and offset of a record."""
 
 
 async def first_of_log_since(
     log_store: LogStore, key: PartitionKey, timestamp: int, log_start_offset: int
 ) -> Place | None:
-    """Return the first record of the partition, from the log's start on, that is not older; None if no such record
-    exists."""
+    """Return the partition's first record that is not older, from the log's start on. Return None if no such record
+    exists.
+    """
     batch = await log_store.batch_at_timestamp(key, timestamp)
     while batch is not None:
         if place := await first_since(batch, timestamp, log_start_offset):
             return place
-        # This happens only if the records that made this batch match lie below a log start inside it, or if the
-        # producer put a greater timestamp into its head than into any record.
+        # This has two possible causes. The matching records of this batch lie below a log start inside it, or the
+        # producer put a greater timestamp into the header than into any record.
         batch = await log_store.batch_at_timestamp(key, timestamp, batch.last_offset + 1)
     return None
 
 
 async def first_since(batch: StoredBatch, timestamp: int, log_start_offset: int) -> Place | None:
-    """Return the first record from the log's start on that is not older; None if no such record exists."""
+    """Return the first record that is not older, from the log's start on. Return None if no such record exists."""
     return await _searched(batch, lambda: _first_since(batch, timestamp, log_start_offset))
 
 

@@ -169,7 +169,7 @@ def _judge_offsets(reader: RecordReader) -> Refused | None:
 
 
 class _Rules(NamedTuple):
-    """A topic's demands on single records. One value is made for every batch."""
+    """Requirements of a topic on single records. One value is made for every batch."""
 
     keys_needed: bool
     earliest_ms: int

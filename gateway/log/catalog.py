@@ -46,7 +46,7 @@ from storage.types import Assignment, Partition, PartitionKey, Topic
 logger = structlog.get_logger(__name__)
 
 MAX_LOOKUPS = 16
-"""Unknown topics of one request that are looked up one by one; more cost one look at what has changed."""
+"""If one request has more unknown topics than this, one query for all changes replaces the single look-ups."""
 
 MAX_GONE = 10_000
 """Ids of deleted topics that are remembered, against news that was read before the deletion and arrives after it."""
@@ -75,12 +75,12 @@ class Tombstone:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Bounds of names and ids that Postgres did not know."""
+    """Limits on the names and ids that are remembered because Postgres did not know them."""
 
     for_s: float = 1.0
-    """How long a missing name is not looked up again on its own."""
+    """For how long a missing name is not looked up again."""
     count: int = 10_000
-    """Bound of the remembered names and ids, because clients choose them."""
+    """Maximal number of remembered names and ids. There is a limit because clients choose them."""
 
 
 UNKNOWN = Unknown()
@@ -115,8 +115,9 @@ class Catalog:
         count_removed: Callable[[int], object] = lambda _partitions: None,
         unknown: Unknown = UNKNOWN,
     ) -> None:
-        """`follows_acls`: a name that Postgres is asked about becomes known only with the ACLs that were made before
-        it. Each such question then costs a look at the changes. A node with an authorizer needs this.
+        """With `follows_acls`, a topic that is looked up in Postgres becomes known only together with the ACLs that
+        were created before it. Each look-up then also reads the catalog's changes. A node with an authorizer needs
+        this.
 
         `settled` returns, for a partition, a function that reports whether all appends in progress for it have ended.
         Each of `removed` is called with each removed topic. `count_materialised` receives the number of partitions that
@@ -142,14 +143,15 @@ class Catalog:
         self.quotas = Quotas()
         """The limits that apply to each client. Replaced by another object when a limit has changed."""
         self.acls = Acls()
-        """Replaced by another object when an ACL has changed."""
+        """ACLs of the cluster. When an ACL changes, a new object replaces this one."""
         self._follows_acls = follows_acls
         self._revision = 0
         self._gone: OrderedDict[UUID, None] = OrderedDict()
         self._changes = SharedRead(self._follow)
         self._new_topics = SharedRead(self._compare_revisions)
-        """Looks for topics that were created since they were found unknown. While nothing has changed, it looks at the
-        committed revision alone."""
+        """Looks for topics that were created after they had been found unknown. While nothing has changed, it only
+        reads the committed revision.
+        """
         self._leads: Callable[[], Leads] = lambda: _leads_all
         self._settled = settled
         self._removed = removed
@@ -221,12 +223,12 @@ class Catalog:
         return self._revision
 
     def rendered_names(self) -> RenderedNames:
-        """Names of topics in the form in which metrics show them."""
+        """Names of topics in the form that metrics use."""
         return RenderedNames(self._by_rendered)
 
     @property
     def broker(self) -> BrokerConfig:
-        """The broker's settings, which a topic's own override."""
+        """The broker's settings. A topic's own settings override them."""
         return self._broker
 
     def set_broker(self, broker: BrokerConfig) -> None:
@@ -309,8 +311,9 @@ class Catalog:
         await self._changes.get()
 
     async def is_converged(self) -> bool:
-        """Return True if nothing has changed and nothing is left over. This looks at the committed revision alone,
-        at a fraction of the cost of asking for changes. Raise StorageError."""
+        """Return True if nothing has changed and no work is left. This only reads the committed revision, at a fraction
+        of the cost of reading changes. Raise StorageError.
+        """
         if self.deferred or self._leads() is not self._placed_by or self._own_name() != self._followed_as:
             return False
         return await self._store.revision() == self._revision
@@ -420,7 +423,7 @@ class Catalog:
         """Forget everything, because none of it is true any more. The next look reads everything."""
         for topic in self.topics():
             self.remove(topic.topic_id)
-        # The same topics may come back.
+        # The same topics may be returned again.
         self._gone.clear()
         self._tombstones.clear()
         self._unplaced.clear()
@@ -515,7 +518,7 @@ class Catalog:
             return
         broker, refused = parse_stored(self._broker.static, dynamic, own)
         for error in refused.values():
-            # A node of another release stored it. The other settings are in force.
+            # A node of another release has stored this setting. The other settings apply.
             logger.error("stored broker setting refused: change it by kafka-configs", error=str(error))
         if (broker.dynamic, broker.own) != (self._broker.dynamic, self._broker.own):
             self.set_broker(broker)

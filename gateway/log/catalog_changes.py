@@ -62,7 +62,7 @@ def decide(held: Mapping[UUID, Held], changes: CatalogChanges) -> Iterator[Remov
     if changes.whole:
         committed = {topic.topic_id for topic in changes.topics}
         for each in held.values():
-            # A topic newer than the answer was created here while the answer was read.
+            # While the answer was read, this node has created a topic that is newer than the answer.
             if each.topic.topic_id not in committed and each.topic.changed_revision <= changes.revision:
                 yield RemoveRouted(each.topic.topic_id)
     for topic_id in changes.deleted:

@@ -148,7 +148,7 @@ def _says_commit(marker: StoredBatch) -> bool:
 
 @dataclass(slots=True)
 class _Kept:
-    """The records of a batch that stay, by their number in it."""
+    """The records of a batch that compaction keeps, by their position in the batch."""
 
     numbers: list[int] = field(default_factory=list[int])
     has_tombstones: bool = False
@@ -161,7 +161,7 @@ def _judge(reader: RecordReader, index: OffsetMap, *, tombstones_go: bool) -> _K
     for window in reader.windows():
         for record in window:
             number += 1
-            # A record without a key has no place in a compacted log.
+            # A record without a key must not be in a compacted log.
             if record.key is None or index.newest(record.key) > record.offset:
                 continue
             if record.value is None:

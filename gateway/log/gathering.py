@@ -19,14 +19,15 @@ ENOUGH_BYTES = 64 * 1024
 """A commit of this size is worth its cost. It begins, however few requests have brought it."""
 
 ENOUGH_REQUESTS = 128
-"""A commit with this many requests waits for no more, however many met."""
+"""A commit that has this many requests does not wait, however many shared the last commit."""
 
 WORTH_COMMITS = 1.5
-"""How many times a commit's duration the missing requests may take to arrive, at the rate of the last ones. Of clients
-that wait for their answers, the last one's next request arrives about one duration later."""
+"""The next requests may take this many times the duration of a commit to arrive, at the rate of the last commits. If
+clients wait for their answers, the last client's next request arrives about one duration later.
+"""
 
 NEWEST_SHARE = 0.25
-"""Share of the newest commit in both means. One quick or slow commit must not part clients that meet."""
+"""Weight of the newest commit in both means. One quick or slow commit must not separate clients that share commits."""
 
 
 class Gathering:
@@ -35,7 +36,7 @@ class Gathering:
     __slots__ = ("_bound_s", "_duration_s", "_ended_s", "_interval_s", "_wanted")
 
     def __init__(self, bound_s: float) -> None:
-        """`bound_s`: the longest wait; 0 means that no commit waits."""
+        """`bound_s` is the longest wait. With 0 no commit waits."""
         self._bound_s = bound_s
         self._wanted = 0
         self._ended_s = float("-inf")
@@ -46,8 +47,9 @@ class Gathering:
         requests that meet wait for each other."""
 
     def ended(self, carried: int, *, left_others: bool, began_s: float, now_s: float) -> None:
-        """Record the end of a commit that began at `began_s`: the number of requests whose batches it carried, at least
-        one, and if it has left others waiting."""
+        """Record the end of a commit that began at `began_s`: the number of requests whose batches it contained, at
+        least one, and whether other requests are waiting.
+        """
         self._wanted = max(min(carried, ENOUGH_REQUESTS), 2 if left_others else 0)
         self._duration_s += (now_s - began_s - self._duration_s) * NEWEST_SHARE
         if began_s - self._ended_s <= self._bound_s:

@@ -19,7 +19,7 @@ SLOT_BYTES = 16
 DIGEST_BYTES = 12
 FIRST_SLOTS = 1 << 12
 MAX_SPAN = 2**32 - 2
-"""Offsets that one map can tell apart."""
+"""Number of offsets that one map can distinguish."""
 
 _OFFSET = struct.Struct("<I")
 _FREE = bytes(4)
@@ -44,7 +44,7 @@ class OffsetMap:
         return self._count >= self._max_keys
 
     def covers(self, offset: int) -> bool:
-        """Return True if the offset can be kept. A run must end before one that cannot."""
+        """Return True if the offset can be stored. A run must end before an offset that cannot."""
         return 0 <= offset - self._base_offset < MAX_SPAN
 
     def put(self, key: Buffer, offset: int) -> None:

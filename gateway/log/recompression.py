@@ -43,7 +43,7 @@ Recompressed = bytearray | Refused
 
 
 def wanted_codec(head: BatchHead, config: TopicConfig) -> Compression | None:
-    """Return the codec to which a batch must be recompressed; None if it stays as it came."""
+    """Return the codec to which a batch must be recompressed. Return None if the batch stays as it arrived."""
     if config.compression_type == PRODUCER:
         return None
     wanted = CODECS[config.compression_type]
@@ -78,7 +78,7 @@ class Recompressor:
         return made, kept_bytes
 
     async def _claim(self, wanted_bytes: int) -> None:
-        """Wait for room, in order of arrival."""
+        """Wait for memory, in order of arrival."""
         if not self._waiting and self._claimed_bytes + wanted_bytes <= self._room_bytes:
             self._claimed_bytes += wanted_bytes
             return
@@ -87,13 +87,13 @@ class Recompressor:
         try:
             await turn
         except asyncio.CancelledError:
-            # Its turn may have come at the same moment. Otherwise it stops waiting, and the request behind it may have
-            # room.
+            # The request may have got memory at the same moment. Otherwise it stops waiting, and the request after it
+            # may get memory.
             self.give_back(0 if turn.cancelled() else wanted_bytes)
             raise
 
     def give_back(self, freed_bytes: int) -> None:
-        """Return room that is no longer needed."""
+        """Return memory that is no longer needed."""
         self._claimed_bytes -= freed_bytes
         while self._waiting:
             turn, wanted_bytes = self._waiting[0]
@@ -105,7 +105,7 @@ class Recompressor:
             self._waiting.popleft()
 
     async def close(self) -> None:
-        """Begin nothing more. Work in progress ends by itself."""
+        """Start no new work. Work in progress ends by itself."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

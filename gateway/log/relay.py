@@ -35,25 +35,27 @@ from storage.written_chunks import Grown
 logger = structlog.get_logger(__name__)
 
 POLL_S = 0.004
-"""Interval of looks while transactions commit."""
+"""Interval between two reads while transactions commit."""
 BUSY_POLL_S = 0.010
 """Interval while at least BUSY_PER_S transactions commit. An append costs the node and Postgres about a millisecond of
 processor, however few transactions it carries, and they share it with the clients."""
 BUSY_PER_S = 100
 QUIET_S = 2.0
-"""Without a commit for so long, the relay asks to be notified."""
+"""After this time without a commit, the relay requests notifications instead of polling."""
 LINGER_S = 0.5
 """How long the relay continues to poll after it has asked to be notified. A transaction that saw the relay polling
 sends no notification, and may commit only now.
 """
 SAFETY_S = 1.0
-"""Interval of looks without a notification."""
+"""Interval between two reads if no notification arrives."""
 FOREIGN_INTERVAL_S = 10.0
 """Interval at which a node that is not the relay looks whether the relay is a node at all."""
 OWN_INTERVAL_S = 0.25
 """Interval at which other nodes try to become the relay."""
 REFUSED_AT_ONCE = 10
-"""Transactions of one pass whose topics cannot be created. Others wait only as long as so many attempts take."""
+"""Maximal number of transactions in one pass whose topics cannot be created. All other transactions wait for these
+attempts.
+"""
 
 BATCH_BYTES = 1024 * 1024
 BATCH_RECORDS = 10_000
@@ -195,7 +197,7 @@ class Relay:
                 self._postpone(session, error)
                 refused += 1
                 if refused == REFUSED_AT_ONCE:
-                    break  # the other transactions keep their order: the next pass relays them
+                    break  # the other transactions keep their order, and the next pass relays them
             else:
                 ready.append(transaction)
         return ready

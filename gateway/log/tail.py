@@ -25,8 +25,9 @@ ENTRY_OVERHEAD_BYTES = 512
 """Memory of one held batch besides its bytes. It is counted, so that a million tiny batches cannot exceed the bound."""
 
 DOUBT_S = 30.0
-"""How long a Postgres backend may still commit something unannounced, after a commit of unknown outcome, here or on
-another node, and after another node has gone."""
+"""After some events a Postgres backend may still commit records without an announcement, for at most this long. The
+events are a commit of unknown outcome, here or on another node, and the end of another node.
+"""
 
 DOUBTFUL_AGE_S = 1.5
 """Maximum age of a known high watermark while another node may append without announcing it. Watched partitions are
@@ -51,7 +52,9 @@ class KnownOffsets(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TailRead:
-    """Batches in offset order from the one that holds the asked offset; none at the high watermark or out of range."""
+    """Batches in offset order, from the one that contains the requested offset on. Empty at the high watermark and
+    outside the log.
+    """
 
     known: KnownOffsets
     batches: Sequence[Buffer]
@@ -59,8 +62,9 @@ class TailRead:
     aborted: Sequence[AbortedTransaction] = ()
     """Aborted transactions with records in `batches`, if only committed records were asked for."""
     excess: Buffer | None = None
-    """The batch behind `batches`, which is too large for the limit; None if no such batch exists, or no batch
-    fitted."""
+    """The batch that follows `batches` but is too large for the limit. None if there is no such batch, or if no batch
+    fitted at all.
+    """
 
 
 @dataclass(slots=True)
@@ -75,7 +79,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Aborted:
-    """A transaction whose marker is held."""
+    """A transaction whose marker is in memory."""
 
     transaction: AbortedTransaction
     last_offset: int
@@ -89,7 +93,9 @@ _first_offset = attrgetter("first_offset")
 
 
 class _PartitionTail:
-    """`entries[first:]` are contiguous batches; what lies before `first` has been evicted and awaits a trim."""
+    """The batches of one partition. `entries[first:]` are contiguous; entries before `first` have been evicted and will
+    be removed.
+    """
 
     __slots__ = ("aborted", "announced", "entries", "first", "held_stable_offset", "known", "verified_at", "watches")
 
@@ -106,7 +112,7 @@ class _PartitionTail:
         self.known: KnownOffsets | None = None
         self.verified_at = float("-inf")
         self.announced = -1
-        """Log end that another node announced. It may lie beyond the appends that this node knows."""
+        """Log end that another node has announced. It may be beyond the appends that this node knows."""
         self.watches: dict[Watch, None] = {}
 
     def is_verified(self, now_s: float, max_age_s: float) -> bool:
@@ -160,18 +166,19 @@ class Watch:
         self._waiter: asyncio.Future[None] | None = None
 
     def add(self, key: PartitionKey) -> None:
-        """Add a partition, whose appends count from now on."""
+        """Add a partition. Appends to it count from now on."""
         self._keys[key] = None
         self._tail.watched_by(key, self)
 
     def rearm(self) -> None:
-        """Forget what was appended. The caller is about to look at the partitions again, and appends during that
-        look count."""
+        """Forget earlier appends. The caller is about to read the partitions again, and appends
+        during that read count.
+        """
         self._appended_bytes = 0
         self._urgent = False
 
     async def wait(self, missing_bytes: int, timeout_s: float) -> None:
-        """Wait until `missing_bytes` have been appended, a partition is gone or moved, or the time is up."""
+        """Wait until `missing_bytes` have been appended, a partition has gone or moved, or the time is over."""
         if self._urgent or self._appended_bytes >= missing_bytes or timeout_s <= 0:
             return
         loop = asyncio.get_running_loop()
@@ -200,7 +207,7 @@ class Watch:
             self._waiter.set_result(None)
 
     def close(self) -> None:
-        """Leave the partitions."""
+        """Stop watching the partitions."""
         self._tail.unwatch(self, self._keys)
         self._keys = {}
 
@@ -227,12 +234,12 @@ class Tail:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes held, overhead of each batch included."""
+        """Bytes in memory, including the overhead of each batch."""
         return self._size_bytes
 
     @property
     def parked_count(self) -> int:
-        """Number of fetches that wait at this moment."""
+        """Number of fetches that are waiting now."""
         return self._parked_count
 
     @property
@@ -318,7 +325,7 @@ class Tail:
         self._trusted_until_s = until_s
 
     def doubtful(self, now_s: float) -> bool:
-        """Return True if the known offsets hold for a moment only."""
+        """Return True if the known offsets are valid for a short time only."""
         return now_s < max(self._doubted_until_s, self._trusted_since_s) or now_s >= self._trusted_until_s
 
     def max_age_s(self, now_s: float) -> float:
@@ -368,7 +375,9 @@ class Tail:
             self._drop_entries(partition, end_offset)
 
     def known(self, key: PartitionKey, now_s: float, max_age_s: float = float("inf")) -> KnownOffsets | None:
-        """Return the offsets known from an append or a read at most `max_age_s` ago; None if Postgres must be asked."""
+        """Return the offsets known from an append, or from a read at most `max_age_s` ago. Return None if Postgres must
+        be queried.
+        """
         partition = self._partitions.get(key)
         if partition is None or not partition.is_verified(now_s, max_age_s):
             return None
@@ -533,7 +542,7 @@ class Tail:
 
 
 def _own(records: Buffer) -> Buffer:
-    """Return the batch without a frame that is much larger around it."""
+    """Return the batch as a copy of its own if it is part of a much larger frame."""
     if isinstance(records, memoryview):
         frame = records.obj
         if isinstance(frame, bytes | bytearray) and records.nbytes * SMALL_SHARE < len(frame):

@@ -48,7 +48,7 @@ class RenderedNames:
         self._asked: dict[str, str] = {}
 
     def find_collision(self, name: str) -> str | None:
-        """Return an existing name, or one asked about before, that renders like `name`."""
+        """Return a name that renders like `name`, and that exists or was checked before."""
         if "." not in name and "_" not in name:
             return None
         found = self._existing.get(rendered(name)) or self._asked.setdefault(rendered(name), name)

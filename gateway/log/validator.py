@@ -29,19 +29,21 @@ from protocol.records import HEAD_BYTES, BatchHead
 MAX_AT_ONCE_BYTES = 256 * 1024
 MAX_AT_ONCE_RECORDS = 2_000
 MAX_AT_ONCE_BATCHES = 64
-"""Batches of one request: a millisecond at most, and four if a record is nothing but headers."""
+"""Maximal number of batches in a request that is judged at once. They take a millisecond at most, or four if the
+records have nothing but headers.
+"""
 COMPRESSED_AT_ONCE_BYTES = 32 * 1024
 """Bound on the decompressed size of a batch on the event loop. Each compressed batch counts for this much."""
 
 TURN_S = 0.01
-"""How long a request keeps a thread while others wait for one."""
+"""How long a request may use a thread while others wait for one."""
 
 _CODEC_AT = 22
 _COUNT = struct.Struct(">i")
 
 
 class Unchecked(NamedTuple):
-    """One partition's part of a request. `version` is the Produce request's."""
+    """One partition's part of a request. `version` is the version of the Produce request."""
 
     records: memoryview | None
     version: int
@@ -53,7 +55,7 @@ Verdict = BatchHead | Refused
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """The most that a batch may decompress to, and claim to count."""
+    """Limits on the decompressed size of a batch, and on the number of records that it claims."""
 
     decompressed_bytes: int
     records: int
@@ -71,10 +73,10 @@ class BatchValidator:
         self._usual = ThreadPoolExecutor(threads, thread_name_prefix="validate")
         self._costly = ThreadPoolExecutor(1, thread_name_prefix="validate-costly")
         self._scratch = room(_AT_ONCE.decompressed_bytes)
-        """The event loop's buffer for decompression."""
+        """Buffer for decompression on the event loop."""
 
     def judge_plain(self, batch: Unchecked, now_ms: int) -> Verdict | None:
-        """Return the verdict on a batch that is small and not compressed; None for any other."""
+        """Return the verdict on a small batch without compression. Return None for any other batch."""
         records = batch.records
         if records is None or len(records) > MAX_AT_ONCE_BYTES or _is_compressed(records):
             return None
@@ -108,7 +110,7 @@ class BatchValidator:
         return cast("list[Verdict]", verdicts)
 
     async def close(self) -> None:
-        """Begin nothing more. Judgements in progress end by themselves."""
+        """Start no new work. Validations in progress end by themselves."""
         self._usual.shutdown(wait=False, cancel_futures=True)
         self._costly.shutdown(wait=False, cancel_futures=True)
 
@@ -125,14 +127,15 @@ _scratch = _Scratch()
 
 
 _Judge = Callable[[Sequence[Unchecked], int], list[Verdict | None]]
-"""Verdicts on some batches, in order: on the first one at least."""
+"""Judges some batches, in order: at least the first one."""
 
 
 async def _in_turns(
     lane: ThreadPoolExecutor, judge: _Judge, batches: Sequence[Unchecked], now_ms: int
 ) -> list[Verdict | None]:
-    """Return the verdicts on all batches. Between its turns a request of many bombs stands behind the others in the
-    lane."""
+    """Return the verdicts on all batches, in several turns. Between its turns, a request of many decompression bombs
+    waits behind the other requests in the lane.
+    """
     loop = asyncio.get_running_loop()
     verdicts: list[Verdict | None] = []
     while len(verdicts) < len(batches):
@@ -155,7 +158,9 @@ def _judge(
     scratch: memoryview | None = None,
     turn_s: float = math.inf,
 ) -> list[Verdict | None]:
-    """Judge the batches, with None for a batch beyond the bounds. Stop behind a batch at which `turn_s` is over."""
+    """Judge the batches. The verdict is None for a batch beyond the limits. Stop after the batch during which `turn_s`
+    has passed.
+    """
     verdicts: list[Verdict | None] = []
     ends_s = time.monotonic() + turn_s
     for batch in batches:

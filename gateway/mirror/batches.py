@@ -32,7 +32,7 @@ from storage.mirror import MirroredBatch
 
 NO_PRODUCER = -1
 MAX_OFFSET = 2**63 - 2
-"""A later offset has no next one."""
+"""Largest offset. No offset can follow it."""
 
 
 def mirrored_batches(

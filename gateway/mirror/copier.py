@@ -27,19 +27,20 @@ WAIT_MS = 500
 """How long a broker waits for new records if the last round found none."""
 
 MAX_EMPTY_ROUNDS = 60
-"""Rounds without records after which a copy to a known end gives up."""
+"""Number of consecutive rounds without records after which a copy with a known end gives up."""
 
 
 class Target(Protocol):
-    """The log that takes the copied records."""
+    """The log that receives the copied records."""
 
     async def begin(self, key: TopicPartition, topic: SourceTopic, log_start_offset: int) -> int:
-        """Return the source's offset at which the copy goes on. Raise CommandError if the partition cannot take a
-        copy."""
+        """Return the source's offset at which the copy continues. Raise CommandError if the partition cannot be a
+        target.
+        """
         ...
 
     async def append(self, key: TopicPartition, batches: Sequence[MirroredBatch]) -> None:
-        """Append one or more batches and the new position, durably."""
+        """Append one or more batches together with the new position, durably."""
         ...
 
     def keeps_offsets(self, key: TopicPartition) -> bool:
@@ -53,7 +54,7 @@ class Target(Protocol):
 
 @dataclass(slots=True)
 class Progress:
-    """How far one partition has come in this run."""
+    """Progress of one partition in this run."""
 
     begun_at: int
     """Offset of the source at which this run began."""
@@ -64,7 +65,7 @@ class Progress:
 
 
 class Copier:
-    """Copies the partitions that `begin` has been called for."""
+    """Copies the partitions for which `begin` has been called."""
 
     def __init__(self, source: Source, target: Target, warn: Warn) -> None:
         self._source = source
@@ -125,7 +126,7 @@ class Copier:
         positions = {key: self.progress[key].next_offset for key in keys}
         answers = await asyncio.to_thread(self._source.read, positions, max_wait_ms=WAIT_MS if wait else 0)
         if wait and not answers:
-            await asyncio.sleep(WAIT_MS / 1000)  # partitions are moving to other leaders
+            await asyncio.sleep(WAIT_MS / 1000)  # partitions are moving to other leaders now
         moved = False
         for key, answer in answers:
             progress = self.progress[key]

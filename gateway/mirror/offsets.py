@@ -1,4 +1,4 @@
-"""Which offset of the target holds the record of a source's offset.
+"""Map offsets of a source to the offsets of the same records in the target.
 
 The one idea: the log of the target has no gaps, so the copy is a list of runs. In a run, both offsets rise together.
 """
@@ -14,7 +14,7 @@ MAX_RUNS = 60
 
 @dataclass(slots=True)
 class Run:
-    """A run of records: the offsets from `source` on lie at the offsets from `target` on."""
+    """A run of records: from `source` on in the source, and from `target` on in the target."""
 
     source: int
     target: int
@@ -31,7 +31,7 @@ class OffsetRuns:
 
     @classmethod
     def begin(cls, source: int, target: int) -> OffsetRuns:
-        """Return the runs of a partition of which nothing is copied yet."""
+        """Return the runs of a partition of which nothing has been copied yet."""
         return cls(source, target, [Run(source, target, 0)])
 
     def copied(self, first_source: int, count: int, next_source: int) -> None:

@@ -96,7 +96,7 @@ class ProduceTarget:
         )
 
     def _find_again(self, key: TopicPartition, runs: OffsetRuns, end: int) -> None:
-        """Go on behind records that were appended without a commit."""
+        """Continue behind records that were appended without a commit."""
         if runs.next_target == end:
             return
         source_end = log.bounds(self._source, [key])[key].end
@@ -121,7 +121,7 @@ class ProduceTarget:
             without_gap = head.records_count == head.last_offset_delta + 1
             offsets = None if without_gap else [record.offset for record in iter_records(batch.records)]
             if without_gap:
-                write_head(batch.records, 0, -1)  # brokers refuse a produced batch with another base offset
+                write_head(batch.records, 0, -1)  # brokers refuse a produced batch whose base offset is not 0
             data = bytes(batch.records) if without_gap else _closed(batch)
             first = append(self._target, topic, partition, data, acks=_ALL_REPLICAS)
             if first != runs.next_target:

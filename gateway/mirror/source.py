@@ -17,7 +17,7 @@ from protocol.errors import ErrorCode
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 
 FETCH_BYTES = 8 * 1024 * 1024
-"""Maximal size of one response, in bytes. A larger batch comes in a response of its own."""
+"""Maximal size of one response, in bytes. A larger batch arrives in a response of its own."""
 
 _FETCH_BY_NAME, _FETCH_BY_ID = 12, 13
 _NO_ID = UUID(int=0)
@@ -43,7 +43,7 @@ class SourceTopic:
 
 
 class Source:
-    """The brokers that topics are copied from."""
+    """The brokers from which topics are copied."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -61,7 +61,7 @@ class Source:
         return found
 
     def topics(self, globs: Sequence[str]) -> list[SourceTopic]:
-        """Return the topics that match one of the patterns, without internal ones, and learn their leaders."""
+        """Return the topics that match one of the patterns, without internal topics. Remember their leaders."""
         found: list[SourceTopic] = []
         leaders: dict[TopicPartition, int] = {}
         for topic in self.cluster.metadata().topics:
@@ -83,7 +83,7 @@ class Source:
         Partitions whose leader is moving are left out. Raise CommandError for any other error but
         OFFSET_OUT_OF_RANGE, which the caller has to look at.
         """
-        # An answer is filled in the order of the request, so another partition comes first each time.
+        # Brokers fill an answer in the order of the request. So each request begins with another partition.
         self._turn += 1
         ordered = sorted(positions)
         at = self._turn % max(len(ordered), 1)

@@ -35,7 +35,7 @@ class Comparison:
     checksum: str
     """Hexadecimal digest of their offsets, timestamps, keys, values and headers."""
     first_difference: int | None
-    """Least offset at which the logs differ."""
+    """The smallest offset at which the logs differ."""
 
 
 def compare(
@@ -71,7 +71,7 @@ class _Walk:
     def __init__(self, compacted: bool) -> None:
         self._compacted = compacted
         self._unexplained: dict[bytes, int] = {}
-        """Key to offset, for records of a compacted topic that only one of the two logs has."""
+        """Maps keys to offsets, for records of a compacted topic that only one of the two logs has."""
         self.differences: set[int] = set()
         self.records = 0
         self.digest = hashlib.blake2b(digest_size=16)

@@ -53,6 +53,6 @@ async def encode_in_thread(response: object, version: int, holdings: Holdings) -
         share.become(size)
         return await asyncio.to_thread(encode_response, response, version)
     finally:
-        # The connection counts the answer itself from here on.
+        # From here on, the connection itself counts the answer.
         share.become(0)
         asyncio.get_running_loop().call_later(LEFTOVERS_S, resume)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 LEFTOVERS_S = 0.1
-"""Time from the answer until the objects of the request are gone."""
+"""Time after the answer until the request's objects are gone."""
 
 _NEVER = 2**31 - 1
 _FULL = 2
@@ -58,7 +58,7 @@ class FullCollections:
         self._usual = gc.get_threshold()
         self._paused_since_s = 0.0
         self.overdue: Callable[[], None] = _nothing
-        """Called when a collection that came due in a pause is about to run."""
+        """Called when a collection that became due during a pause is about to run."""
 
     def pause(self) -> Callable[[], None]:
         """Delay full collections until the returned function is called, or for `max_pause_s`. The function may be
@@ -104,7 +104,7 @@ class Survivors:
         self._awaited = False
         self._collecting = False
         self._look: asyncio.TimerHandle | None = None
-        """Timer that waits for an idle loop."""
+        """Timer that waits until the event loop is idle."""
         self._alive = self._apart = self._counted_above = 0
         """Numbers of objects: those found alive by the last visit to all objects; an upper bound on those set apart by
         now; the bound above which those set apart are counted."""
@@ -126,7 +126,7 @@ class Survivors:
 
     def _set_apart(self) -> None:
         self._awaited = False
-        self._apart += len(gc.get_objects())  # the objects that are not set apart yet
+        self._apart += len(gc.get_objects())  # the objects that are not frozen yet
         gc.freeze()
         if self._apart > self._counted_above and self._look is None:
             self._look_when_idle()

@@ -46,11 +46,11 @@ WRITE_HIGH_WATER_BYTES = 512 * 1024
 MIN_READ_BYTES = 1024
 """Bytes that a connection may read before it learns that its address or the node is full."""
 HALF_FRAME_MS = 60_000
-"""How long a peer may fall silent in the middle of a frame."""
+"""Longest silence of a peer in the middle of a frame."""
 UNREAD_MS = 60_000
 """How long a peer may accept no byte of its waiting answers before the node closes the connection."""
 UNREAD_WHEN_FULL_MS = 5_000
-"""The same time while the node holds as many bytes as it may."""
+"""The same limit while the node holds its maximal number of bytes."""
 
 REQUEST_BYTES = 6 * 1024
 """Memory of a request that waits behind others, besides its own bytes: a task and its handler's objects. A thousand
@@ -68,14 +68,15 @@ logger = structlog.stdlib.get_logger(__name__)
 class ConnectionLimits:
     max_request_bytes: int = 104_857_600
     max_in_flight: int = 1000
-    """Requests of one connection that are not yet answered."""
+    """Maximal number of unanswered requests of one connection."""
     max_held_bytes: int = 32 * 1024 * 1024
     """Bytes of one connection's unanswered requests and unwritten answers; one request may exceed it alone."""
     max_node_bytes: int = 128 * 1024 * 1024
     """Bytes that all connections of the node hold in work and answers, and as many again in requests that are still
-    arriving. One of each may exceed it."""
+    arriving. One request, and one answer, may exceed the limit.
+    """
     max_idle_ms: int = 600_000
-    """−1: connections may be idle for ever."""
+    """Longest time without traffic. −1 means that connections may be idle for ever."""
     max_connections: int = 10_000
 
 
@@ -88,7 +89,7 @@ class ConnectionObserver(Protocol):
         ...
 
     def connection_ended(self, connection: Connection, *, by_peer: bool) -> None:
-        """Note that the socket is gone and every request that had to be finished is finished."""
+        """Note that the socket is closed, and that every request that had to be finished is finished."""
         ...
 
     def protocol_error(self, reason: str) -> None: ...
@@ -96,7 +97,7 @@ class ConnectionObserver(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """The place of one request in the order of answers."""
+    """The position of one request in the order of answers."""
 
     admission: Admission
     held_bytes: int
@@ -137,7 +138,7 @@ class Connection(asyncio.BufferedProtocol):
         # Receiving
         self._splitter = FrameSplitter(limits.max_request_bytes if guard is None else guard.max_request_bytes, scratch)
         self._guarded_until = float("inf")
-        """When the peer must have authenticated."""
+        """Time until which the peer must have authenticated."""
         if guard is not None:
             self._guarded_until = loop.time() + UNKNOWN_MS / 1000
             guard.passed = self._pass
@@ -146,7 +147,7 @@ class Connection(asyncio.BufferedProtocol):
         self._partial_bytes = 0
         """Bytes received of a frame that is not yet whole. Those of whole frames are `_kept_bytes`."""
         self._arriving_bytes = 0
-        """The part of these bytes that counts for the address and the node."""
+        """The part of these bytes that counts towards the limits of the address and the node."""
         self._unmute: asyncio.TimerHandle | None = None
         self._reading = True
         self._stopped_reading = False
@@ -173,7 +174,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_reading(self) -> bool:
-        """True if the connection accepts bytes from its peer at this moment."""
+        """True if the connection currently accepts bytes from its peer."""
         return self._reading
 
     @property
@@ -182,9 +183,10 @@ class Connection(asyncio.BufferedProtocol):
         return self.info.client_host
 
     def is_idle(self, now: float) -> bool:
-        """Return True if nothing is in work and no byte was received nor answer given for `max_idle_ms`. Also if the
-        peer was silent within a frame for `HALF_FRAME_MS`, or has not authenticated within `UNKNOWN_MS` although it
-        must."""
+        """Return True if no request is in work, and no byte was received and no answer given for `max_idle_ms`. Also
+        return True if the peer was silent within a frame for `HALF_FRAME_MS`, or if it must authenticate but has not
+        done so within `UNKNOWN_MS`.
+        """
         if now > self._guarded_until:
             return True
         silent_ms = (now - self.last_active) * 1000
@@ -208,7 +210,7 @@ class Connection(asyncio.BufferedProtocol):
         return (now - self._unread[1]) * 1000 > patience_ms
 
     def refuse(self, reason: str, detail: str) -> None:
-        """Close a connection whose peer cannot be served."""
+        """Close the connection of a peer that cannot be served."""
         self._fail(reason, UnanswerableError(reason, detail))
 
     def _pass(self) -> None:
@@ -287,8 +289,8 @@ class Connection(asyncio.BufferedProtocol):
                 if _matters_to_peer_alone(slot.admission):
                     slot.task.cancel()
                 self._finish(slot, slot.task)
-        # Carry out what was read before the peer went (a LeaveGroup, say), except requests that only the peer could
-        # use.
+        # Execute the requests that were read before the peer went (for example LeaveGroup), except those that only
+        # concern the peer.
         self._kept = deque(frame for frame in self._kept if not _matters_to_peer_alone(self._requests.admission(frame)))
         self._kept_bytes = sum(map(len, self._kept))
         self._partial_bytes = 0
@@ -306,7 +308,7 @@ class Connection(asyncio.BufferedProtocol):
         self._run_out()
 
     def _run_out(self) -> None:
-        """Start what is left without a peer, one request after the other, then end."""
+        """Process the remaining requests without a peer, one after the other, and then end."""
         slots = self._slots
         while slots and slots[0].ready:
             self._forget(slots.popleft())
@@ -447,7 +449,7 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def proceed(self) -> None:
-        """Start what was kept back after room was freed, then read on."""
+        """Continue after memory was freed: start the requests that were kept back, and then read."""
         if self._transport is None:
             if self._opened:
                 self._run_out()
@@ -542,7 +544,7 @@ class Connection(asyncio.BufferedProtocol):
         self._close_if_drained()
 
     def _keep_muted(self) -> None:
-        """Start nothing and read nothing until the time that dispatch set (KIP-219)."""
+        """Start and read nothing until the time that dispatch has set (KIP-219)."""
         self._apply_reading(False)
         if self._unmute is not None:
             self._unmute.cancel()
@@ -576,7 +578,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _matters_to_peer_alone(admission: Admission) -> bool:
-    """Return True if a request is not worth finishing without its client."""
+    """Return True if only the client needs the request's result, so that it need not finish without the client."""
     return admission.order is Order.PARKED or admission.bulky
 
 

@@ -19,7 +19,7 @@ from protocol.api_keys import ApiKey
 from protocol.messages.api_versions import ApiVersion
 
 S_co = TypeVar("S_co", covariant=True)
-"""The services that a handler asks for: a protocol of those that it uses."""
+"""The services that a handler needs, as a protocol."""
 
 
 class Role(Flag):
@@ -59,15 +59,17 @@ class ConnectionInfo:
     connection_id: str
     """Cannot be guessed and is never used again; group members are identified by it."""
     client_host: str
-    """Peer address as upstream renders it: `/127.0.0.1`."""
+    """The peer's address as upstream writes it: `/127.0.0.1`."""
     listener: str = DEFAULT_NAME
     """Name of the listener that accepted the connection. Answers contain the addresses of the listeners of that
     name."""
     principal: Principal = ANONYMOUS
     holdings: Holdings = field(default=UNBOUNDED, repr=False)
-    """The node's count of held bytes. A handler whose answer may be large asks it for the room left."""
+    """The node's count of held bytes. If the answer of a handler may be large, the handler checks here how much memory
+    is left.
+    """
     line: Line = field(default_factory=Line)
-    """The queue of its produce requests, by arrival."""
+    """The connection's queue of Produce requests, in order of arrival."""
     muted_until_s: float = 0.0
     """Loop time before which the connection takes no further request. Dispatch writes it, the connection obeys."""
     client_software_name: str = ""
@@ -89,6 +91,6 @@ class RequestContext(NamedTuple, Generic[S_co]):
     place: Place = NO_PLACE
     """The request's place in its connection's queue; `async with` it before anything that must keep the order."""
     served: tuple[ApiVersion, ...] = ()
-    """The versions that this node promises, for ApiVersions."""
+    """The API versions that this node promises, for ApiVersions."""
     role: Role = Role.BROKER
     """The role in which the client addresses this node."""

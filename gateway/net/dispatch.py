@@ -57,20 +57,21 @@ MAX_STRUCTURED_BYTES = 8 * 1024 * 1024
 socket.request.max.bytes bounds Produce, because its records stay bytes."""
 
 MAX_THROTTLE_MS = 60_000
-"""Longest time for which one request mutes its connection."""
+"""Longest time for which one request may mute its connection."""
 
 _ALONE = Admission()
 _KAFKA_KEYS = frozenset(int(api_key) for api_key in ApiKey)
 
 S_contra = TypeVar("S_contra", contravariant=True)
-"""The services that handlers or stages ask for. A caller with more services can call them too."""
+"""The services that handlers or stages need. A caller with more services can call them too."""
 
 Handler = Callable[[Never, RequestContext[S_contra]], Coroutine[object, None, object]]
 """Takes the request of its API and returns the response."""
 
 Refusal = Callable[[Never, int, ErrorCode, str | None], object]
-"""(request, version, code, message) → the response in which everything requested failed with the code. The code is
-where clients of that API look for it, so that none waits for a missing element."""
+"""(request, version, code, message) → the response in which everything requested failed with the code. The code is in
+the field where clients of that API expect it, so that no client waits for a missing element.
+"""
 
 Authorize = Callable[[object, RequestContext[S_contra]], Awaitable[None]]
 """Refuses a whole request by raising KafkaError. The handler checks what may fail element by element."""
@@ -79,13 +80,13 @@ Throttle = Callable[[object, RequestContext[object]], int]
 """Returns how many milliseconds the connection is muted after this request; 0 for none."""
 
 Prepare = Callable[[RequestContext[S_contra]], Awaitable[None] | None]
-"""Returns an awaitable that must end before the handler begins; None if there is nothing to wait for."""
+"""Returns an awaitable that must end before the handler begins. Returns None if there is nothing to wait for."""
 
 Charged = Callable[[Coroutine[object, None, object], RequestContext[object]], Awaitable[tuple[object, int]]]
 """Awaits the handler's response, and returns it with the time for which the connection is muted after it."""
 
 Charge = Callable[[RequestContext[object]], Charged | None]
-"""Returns None if the client is not counted, so that the handler is awaited directly."""
+"""Returns None if the client's requests are not counted, so that the handler is awaited directly."""
 
 
 Audit = Callable[[object, object, int, RequestContext[object]], Awaitable[None]]
@@ -114,7 +115,7 @@ class Served(Generic[S_contra]):
     """None: the refusal that follows from the declarations of request and response."""
     bulky: bool = False
     alone_above_bytes: int | None = None
-    """Size of a request above which it is ALONE, regardless of `order`."""
+    """A request larger than this is ALONE, regardless of `order`."""
     advertised_min: int | None = None
     """The version that ApiVersions must claim if it is lower than the lowest served one (Produce); None:
     `min_version`."""
@@ -140,14 +141,14 @@ class Stages(Generic[S_contra]):
     throttle: Throttle | None = None
     prepare: Prepare[S_contra] | None = None
     charge: Charge | None = None
-    """Wraps the handler."""
+    """Wraps the handler, so that its time is counted for the client's quota."""
     audit: Mapping[ApiKey, Audit] = dataclasses.field(default_factory=lambda: dict[ApiKey, Audit]())
-    """The audited APIs. All others pay one comparison."""
+    """Reports the audited APIs. For all others it costs one comparison."""
     trace: Trace | None = None
 
 
 def served_as(role: Role, served: Sequence[Served[S_contra]]) -> tuple[Served[S_contra], ...]:
-    """Return the part of a table that a node serves in this role."""
+    """Return those lines of a table that a node serves in this role."""
     return tuple(line for line in served if role in line.roles)
 
 
@@ -164,7 +165,7 @@ def served_versions(served: Sequence[Served[S_contra]]) -> tuple[ApiVersion, ...
 
 
 class _Route(Generic[S_contra]):
-    """A line of the table with what the hot path needs at hand."""
+    """A line of the table, with values that every request needs."""
 
     __slots__ = (
         "always_answers",
@@ -209,7 +210,7 @@ class Dispatch(Generic[S_contra]):
         stages: Stages[S_contra] = Stages(),
         role: Role = Role.BROKER,
     ) -> None:
-        """Build the routes. `served`: the table of the role."""
+        """Build the routes. `served` is the table for the role."""
         self._role = role
         self._served = served_versions(served)
         self._services = services
@@ -302,7 +303,7 @@ class Dispatch(Generic[S_contra]):
                 if throttle_ms or outweighs(response, AT_ONCE_ELEMENTS):
                     chunks = await _encode(api_key, version, header.correlation_id, response, holdings, throttle_ms)
                 else:
-                    # The usual case, which costs no coroutine.
+                    # This is the usual case, and it needs no coroutine.
                     body = encode_response(response, version)
                     chunks = _framed(encode_response_header(api_key, version, header.correlation_id), body)
         except ProtocolError:

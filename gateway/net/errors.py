@@ -43,7 +43,7 @@ UNAVAILABLE_CODES: Mapping[ApiKey, ErrorCode] = {
     ApiKey.LIST_OFFSETS: ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ApiKey.METADATA: ErrorCode.LEADER_NOT_AVAILABLE,
-    # Java's idempotent producer looks for a coordinator of a null transactional id on COORDINATOR_NOT_AVAILABLE.
+    # On COORDINATOR_NOT_AVAILABLE, Java's idempotent producer looks for the coordinator of a null transactional id.
     ApiKey.INIT_PRODUCER_ID: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     # Upstream's conversion for this API: aiokafka and kafka-python raise on COORDINATOR_NOT_AVAILABLE.
     ApiKey.OFFSET_FETCH: ErrorCode.NOT_COORDINATOR,
@@ -69,7 +69,7 @@ UNAVAILABLE_CODES: Mapping[ApiKey, ErrorCode] = {
     ApiKey.ADD_OFFSETS_TO_TXN: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ApiKey.END_TXN: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ApiKey.TXN_OFFSET_COMMIT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    # Java's admin client asks again on this code, and fails on every other code that says that something is away.
+    # Java's admin client retries on this code. It fails on all other codes that report something as unavailable.
     ApiKey.DESCRIBE_PRODUCERS: ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ApiKey.WRITE_TXN_MARKERS: ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ApiKey.DESCRIBE_TRANSACTIONS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -78,7 +78,7 @@ UNAVAILABLE_CODES: Mapping[ApiKey, ErrorCode] = {
     ApiKey.LIST_GROUPS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ApiKey.DELETE_GROUPS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
 }
-"""The retriable code with which each API says that Postgres cannot be reached; all others: REQUEST_TIMED_OUT."""
+"""For each API, the retriable code that reports that Postgres is unreachable. All others use REQUEST_TIMED_OUT."""
 
 
 def storage_code(api_key: ApiKey, error: StorageError) -> ErrorCode:

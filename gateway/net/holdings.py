@@ -18,17 +18,18 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 SMALL_BYTES = 16 * 1024
-"""Bytes that a connection may hold in requests however full the node is. As many of an arriving request are not
-counted."""
+"""Bytes that a connection may always hold in requests, however full the node is. This part of an arriving request is
+not counted.
+"""
 TURNS = 2
-"""Turns at a time. Each may hold a request of the greatest size, beyond the bound."""
+"""Number of turns at the same time. Each may hold a request of the maximal size, beyond the limit."""
 TURN_BYTES_PER_S = 16 * 1024
 """The least pace of a connection that has a turn while others wait. A client with default settings gives up a
 request after 30 s (Java) or 60 s (librdkafka), so at a lower pace it could not send even a megabyte. A mobile link
 keeps this pace, and pauses of some seconds matter little. Kafka demands no pace: `queued.max.request.bytes` is
 unlimited by default, and where it is set, slow senders delay all others."""
 TURN_WINDOW_S = 30.0
-"""Seconds over which the pace is measured."""
+"""Seconds over which the pace of a turn is measured."""
 
 
 class Waiter(Protocol):
@@ -51,15 +52,15 @@ class _Origin:
     """The large requests that are arriving from one address."""
 
     counted_bytes: int = 0
-    """Bytes of these requests, without the one that has a turn."""
+    """Bytes of these requests, without the request that has a turn."""
     turn: Reader | None = None
-    """The connection that may read on although its address or the node is full."""
+    """The connection that may continue to read although its address or the node is full."""
     arrived_bytes: dict[Reader, int] = field(default_factory=dict[Reader, int])
     waiting: dict[Reader, None] = field(default_factory=dict[Reader, None])
 
 
 class _Look(NamedTuple):
-    """The beginning of a window in which the pace of a turn is measured."""
+    """The start of a window in which the pace of a turn is measured."""
 
     at_s: float
     arrived_bytes: int
@@ -79,14 +80,14 @@ class Holdings:
         self._origins: dict[str, _Origin] = {}
         """Addresses from which large requests are arriving."""
         self._queue: dict[_Origin, None] = {}
-        """Those with connections that wait, in the order of their turns."""
+        """The addresses with waiting connections, in the order of their turns."""
 
     @property
     def held_bytes(self) -> int:
         return self._in_work_bytes + self._arriving_bytes
 
     def has_room(self) -> bool:
-        """True if the node may work on another request."""
+        """True if the node may start another request."""
         return self._in_work_bytes < self._limit_bytes
 
     def overdrawn(self) -> bool:
@@ -94,14 +95,15 @@ class Holdings:
         return self._in_work_bytes >= self._limit_bytes + self._limit_bytes // 4
 
     def room_bytes(self) -> int:
-        """Bytes that may still be added to the work; 0 when the node is full."""
+        """Number of bytes that may still be added to the work. 0 if the node is full."""
         return max(self._limit_bytes - self._in_work_bytes, 0)
 
     # --- requests that are arriving -------------------------------------------------------------------------------
 
     def arrive(self, reader: Reader, more_bytes: int) -> None:
-        """Count more arrived bytes of a request, beyond SMALL_BYTES. The number is negative when the request starts or
-        its connection has gone."""
+        """Count more bytes of an arriving request, beyond SMALL_BYTES. The number is negative when the request starts,
+        or when its connection has ended.
+        """
         origin = self._origins.setdefault(reader.address, _Origin())
         arrived_bytes = origin.arrived_bytes.pop(reader, 0) + more_bytes
         if arrived_bytes:
@@ -132,7 +134,7 @@ class Holdings:
         return min(self._room_of(origin.counted_bytes if origin is not None else 0), wanted_bytes)
 
     def _room_of(self, counted_bytes: int) -> int:
-        """Return how many bytes more an address may hold until it holds as much as is still free."""
+        """Return how many more bytes an address may hold. An address may hold as much as is still free."""
         return max((self._limit_bytes - self._filled_bytes - counted_bytes + 1) // 2, 0)
 
     def may_read_on(self, reader: Reader) -> bool:
@@ -147,7 +149,7 @@ class Holdings:
             origin.turn = reader
             self._turns[reader] = None
             self._fill(origin, -origin.arrived_bytes[reader])
-            if origin in self._queue:  # the next turn is another address'
+            if origin in self._queue:  # the next turn belongs to another address
                 del self._queue[origin]
                 self._queue[origin] = None
             return True
@@ -184,7 +186,7 @@ class Holdings:
 
     def _let_read_on(self) -> None:
         for origin in list(self._queue):
-            # Each at most once: a connection that may not read on waits again, behind the others.
+            # Try each waiter at most once: a connection that may not continue waits again, behind the others.
             for _ in range(len(origin.waiting)):
                 if not origin.waiting or not (self._has_turn_for(origin) or self._has_room_for(origin)):
                     break
@@ -246,8 +248,9 @@ class _Turn:
 
 
 class Share:
-    """Bytes that one request holds, or is about to hold, besides its own. They are counted in advance, because many
-    requests may ask for room before any of them has taken it."""
+    """Bytes that one request holds, or is about to hold, in addition to its own size. They are counted in advance,
+    because many requests may check for memory before any of them has used it.
+    """
 
     __slots__ = ("_count_bytes", "_holdings")
 
@@ -264,4 +267,4 @@ class Share:
 
 
 UNBOUNDED = Holdings(2**62)
-"""Holdings for code outside a server's connections."""
+"""Counts without a limit, for code outside a server's connections."""

@@ -112,7 +112,7 @@ def _count_down(counter: Counter[str], address: str) -> None:
 
 
 class _Connection(asyncio.Protocol):
-    """Passes everything on to aiohttp's protocol."""
+    """Forwards everything to aiohttp's protocol."""
 
     def __init__(self, connections: HttpConnections, inner: asyncio.Protocol) -> None:
         self._connections = connections
@@ -133,7 +133,7 @@ class _Connection(asyncio.Protocol):
             self._deadline = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports have the methods of asyncio's and not their classes.
+        # The transports of uvloop have the methods of asyncio's transports, but not their classes.
         made = self._transport = cast(asyncio.Transport, transport)
         peer: tuple[object, ...] | None = transport.get_extra_info("peername")
         self.address = str(peer[0]) if peer else ""

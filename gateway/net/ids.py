@@ -20,7 +20,7 @@ MAX_ID_BYTES = 1_024
 an error for ever."""
 
 MAX_SHARE_KEY_BYTES = MAX_ID_BYTES + len(":") + 22 + len(":") + 11
-"""FindCoordinator's key of a share partition: GROUP:TOPIC ID:PARTITION."""
+"""Maximal size of FindCoordinator's key for a share partition: GROUP:TOPIC ID:PARTITION."""
 
 _CODES = {
     **dict.fromkeys(("group_id", "group_ids", "groups", "groups_names"), ErrorCode.INVALID_GROUP_ID),
@@ -38,22 +38,22 @@ _CODES = {
 ID_NAMES = frozenset(_CODES)
 
 _GROUP, _SHARE = 0, 2
-"""Key types of FindCoordinator whose keys are a group id or begin with one."""
+"""Key types of FindCoordinator whose keys are a group id or begin with a group id."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdField:
-    """A field that holds an id or an array of ids, or structs in which there are some."""
+    """A field that holds an id, an array of ids, or structs that contain ids."""
 
     name: str
     is_array: bool
     code: ErrorCode | None
-    """None: the ids are in the structs."""
+    """Error code with which a too long id is refused. None if the ids are in nested structs."""
 
 
 @cache
 def id_fields(struct_type: type[object]) -> tuple[IdField, ...]:
-    """Return the fields of a request, or of a struct in one, that lead to ids."""
+    """Return the fields of a request, or of a nested struct, that contain or lead to ids."""
     found: list[IdField] = []
     for field in struct_schema(struct_type).fields:
         if isinstance(field.kind, type):

@@ -20,8 +20,9 @@ PIECE = 200
 """Elements that are worked on in one go without checking the clock: some milliseconds at most."""
 
 TURN_S = 0.002
-"""How long one request works before the other tasks have a turn. Loops stand inside loops and plain work between
-them, so this is a small part of the time for which the event loop may be blocked."""
+"""Time for which one request works before other tasks have a turn. Loops are nested, with other work between them, so
+this is a small part of the time for which the event loop may be blocked.
+"""
 
 
 def in_pieces(items: Iterable[T]) -> AsyncIterator[T]:

@@ -40,12 +40,12 @@ class Place:
 
     @property
     def reached(self) -> bool:
-        """True if all places before it have left."""
+        """True if all earlier places have left."""
         return self._before is None
 
     @property
     def passed(self) -> bool:
-        """True if this place and all before it have left."""
+        """True if this place and all earlier places have left."""
         return self._left and self._before is None
 
     def leave(self) -> None:
@@ -60,7 +60,7 @@ class Place:
 
 
 class Line:
-    """The places of one connection."""
+    """The queue of places of one connection."""
 
     __slots__ = ("_last",)
 
@@ -68,7 +68,7 @@ class Line:
         self._last: Place | None = None
 
     def take(self) -> Place:
-        """Return a place behind all places that were taken before."""
+        """Return a place behind all earlier places."""
         last = self._last
         self._last = Place(None if last is None or last.passed else last)
         return self._last

@@ -37,12 +37,13 @@ class _Part:
     has_code: bool
     has_message: bool
     copied: tuple[tuple[str, str, object], ...]
-    """Field of the response, field of the request, and the value that stands for a null that the response cannot
-    have."""
+    """Fields of the response, each with a field of the request, and with a value for null if the response field cannot
+    be null.
+    """
     named: str | None
-    """The field that takes an element of the request that is no struct."""
+    """The field that receives an element of the request if the element is not a struct."""
     arrays: tuple[tuple[str, str, _Part], ...]
-    """Array of the response, array of the request, and how an element is made."""
+    """Arrays of the response, each with an array of the request and the way to make an element."""
 
     def make(self, asked: object, code: ErrorCode, message: str | None) -> object:
         values = dict(self.constants)
@@ -92,9 +93,8 @@ class DerivedRefusal:
         self._plans: dict[int, _Part] = {}
 
     def __call__(self, request: object, version: int, code: ErrorCode, message: str | None) -> object:
-        """Return the response in which everything that `request` asks for failed with `code`.
-
-        Raise TypeError if the response has no place for a code.
+        """Return the response in which each requested element failed with `code`. Raise TypeError if the response has
+        no field for a code.
         """
         if self._code_at is not None:
             code = self._code_at(version, code)

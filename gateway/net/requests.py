@@ -19,7 +19,7 @@ from protocol.framing import Frame
 
 
 class UnanswerableError(ProtocolError):
-    """A request that has no answer: the connection closes, and `reason` (one of few) counts it."""
+    """A request that gets no answer. The connection closes, and `reason` (one of few) is counted."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -27,7 +27,7 @@ class UnanswerableError(ProtocolError):
 
 
 class LastAnswerError(ProtocolError):
-    """A request that is answered, and nothing after it: the connection closes behind the answer."""
+    """A request whose answer is the last one. The connection closes after it."""
 
     def __init__(self, reason: str, detail: str, chunks: Sequence[Buffer]) -> None:
         super().__init__(detail)
@@ -39,11 +39,13 @@ class Order(Enum):
     """The rule for when a request may start, and what may start behind it."""
 
     ALONE = "alone"
-    """Sees the effects of earlier requests and of no later one: nothing starts behind it until it is done. It is
-    finished even if the peer has gone, because the client asked for its effect."""
+    """Sees the effects of earlier requests and of no later one: nothing starts behind it until it is done. The request
+    is finished even if the peer has gone, because the client wanted its effect.
+    """
     PIPELINED = "pipelined"
-    """Like ALONE, but may start beside others of its kind: Heartbeat, which changes nothing that a later one could
-    see."""
+    """Like ALONE, but several such requests may run at the same time: Heartbeat, whose effect no
+    later request can see.
+    """
     PLACED = "placed"
     """Like PIPELINED, and takes a place in its connection's queue when it arrives. By its place a Produce enters the
     log and an OffsetCommit the committer's queue."""
@@ -54,12 +56,13 @@ class Order(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """How a connection treats a request."""
+    """Rules by which a connection treats a request."""
 
     order: Order = Order.ALONE
     bulky: bool = False
-    """Changes nothing and may answer with megabytes: few at a time have an answer that is not yet written, and it is
-    cancelled when the peer goes."""
+    """True for a request that changes nothing and may answer with megabytes. Only few such requests may have an
+    unwritten answer at a time. The request is cancelled if the peer goes.
+    """
 
 
 class RequestHandler(Protocol):
@@ -76,6 +79,6 @@ class Guard(RequestHandler, Protocol):
     """Stands before a connection's requests until its peer has authenticated, and longer. Made for one connection."""
 
     max_request_bytes: int
-    """Bound on a request before authentication."""
+    """Maximal size of a request before authentication."""
     passed: Callable[[], None]
     """Called when the peer has authenticated."""

@@ -39,7 +39,7 @@ ConnectionClosed = Callable[[str, bool], None]
 ConnectionWait = Callable[[str], float]
 """Returns by how many seconds the next connection from an address is too early; 0 if it may be accepted."""
 ConnectionLimit = Callable[[str], int]
-"""Returns how many connections at once an address may have."""
+"""Returns how many connections an address may have at the same time."""
 MAX_REFUSED = 1_000
 """Connections that came too early and are not yet closed; more are closed at once."""
 MAX_REFUSED_S = 10.0
@@ -58,12 +58,12 @@ class Tls(NamedTuple):
 
     context: SSLContext
     identify: Identify | None
-    """None: its clients authenticate by other means."""
+    """How clients authenticate by certificate. None if they authenticate by other means."""
 
 
 class Server:
-    """Call `bind`, then `serve`, and in the end `stop_reading`, `drain` and `close`. Each works even if the ones before
-    were not called.
+    """A server. Call `bind`, then `serve`, and in the end `stop_reading`, `drain` and `close`. Each call works even if
+    earlier ones were left out.
     """
 
     def __init__(self, metrics: Metrics, limits: ConnectionLimits) -> None:
@@ -184,7 +184,7 @@ class Server:
         return drained
 
     async def close(self) -> None:
-        """Cut everything off at once."""
+        """Close all connections at once."""
         self.stop_accepting()
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -277,8 +277,9 @@ class Server:
             del self._handshakes[address]
 
     def _refuse_early(self, wait_s: float) -> float:
-        """Keep a client waiting that may not open another connection yet, as upstream does, so that it does not
-        return at once."""
+        """Delay the refusal of a client that may not open another connection, as upstream does, so that the client does
+        not return at once.
+        """
         if self._too_early >= MAX_REFUSED:
             return 0.0
         self._too_early += 1

@@ -41,7 +41,7 @@ class SharedRead(Generic[T]):
 
 
 class _Ended(Protocol):
-    """A future of any type."""
+    """The part of a future that this module uses, for a result of any type."""
 
     def cancelled(self) -> bool: ...
     def exception(self) -> BaseException | None: ...

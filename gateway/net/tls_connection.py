@@ -18,9 +18,9 @@ from gateway.net.context import Principal
 from protocol.buffer import Buffer
 
 PIECE_BYTES = 256 * 1024
-"""Bytes encrypted without yielding: half a millisecond."""
+"""Number of bytes that are encrypted without yielding. This takes half a millisecond."""
 READ_HIGH_WATER_BYTES = 64 * 1024
-"""Encrypted bytes that wait while the connection reads nothing."""
+"""Number of encrypted bytes that may wait while the connection does not read."""
 
 Identify = Callable[[ssl.SSLObject], Principal]
 """Returns the peer's principal by the certificate in asyncio's `ssl_object`. Raises ValueError if the certificate
@@ -98,7 +98,7 @@ class PacedTransport(asyncio.Transport):
         return self._closing or self._inner.is_closing()
 
     def close(self) -> None:
-        """Close once everything is handed over."""
+        """Close after everything has been written."""
         self._closing = True
         if not self._queue:
             self._inner.close()
@@ -109,7 +109,7 @@ class PacedTransport(asyncio.Transport):
         self._inner.abort()
 
     def drop(self) -> None:
-        """Drop the pending bytes, because nothing more can be written."""
+        """Drop the pending bytes, because no more bytes can be written."""
         self._queue.clear()
         self._queued_bytes = 0
         if self._next is not None:

@@ -20,7 +20,7 @@ TLS_HANDSHAKE_S = 10.0
 TLS_SHUTDOWN_S = 1.0
 """How long to wait for a peer's TLS close."""
 ACCEPT_RETRY_S = 1.0
-"""Pause if a connection cannot be accepted, as in asyncio's server."""
+"""Pause after a connection could not be accepted, the same as in asyncio's server."""
 
 Permit = Callable[[str], bool]
 """Returns whether a peer of this address may begin a handshake, and counts it until `ended` is called."""
@@ -65,7 +65,7 @@ class TlsListener:
             try:
                 accepted, address = await loop.sock_accept(listening)
             except ConnectionError:
-                continue  # the peer was faster in leaving
+                continue  # the peer has already left
             except OSError as error:
                 # The process may have run out of file descriptors. Without this task the listener is dead.
                 logger.error("connection not accepted; trying again", error=str(error))

@@ -24,7 +24,7 @@ logger = structlog.get_logger(__name__)
 
 
 class AuditLog:
-    """A file, or standard output, that takes one JSON object per line."""
+    """A file, or standard output, that receives one JSON object per line."""
 
     def __init__(self, place: Path | str, metrics: Metrics) -> None:
         """Take the file's path, or `STDOUT`. Raise ConfigError if the file cannot be opened."""
@@ -32,7 +32,7 @@ class AuditLog:
         self._metrics = metrics
         self._turn = threading.Lock()
         self._is_torn = False
-        """True if the file may end within a line, because the disk became full."""
+        """True if the file may end within a line, because the disk was full."""
         if self._path is not None:
             try:
                 os.close(self._open(self._path))

@@ -25,8 +25,9 @@ REPEATED_FAILURES = 10
 
 
 class Deletions:
-    """The deletions of one node. `run` is a pass. It calls `count_gone` for each topic that is gone, and
-    `count_failure` for each failure."""
+    """The deletions of one node. `run` is one pass. The pass calls `count_gone` for each topic that is completely
+    removed, and `count_failure` for each failure.
+    """
 
     def __init__(
         self,
@@ -42,8 +43,9 @@ class Deletions:
         self._count_failure = count_failure
 
     async def run(self) -> None:
-        """Delete until nothing is due or the lease is gone. Topics take turns, so that a large one keeps no small
-        one waiting. Raise StorageError while Postgres is away."""
+        """Delete until nothing is due or the lease is gone. Topics take turns, so that a large topic does not delay
+        small ones. Raise StorageError if Postgres does not respond.
+        """
         while waiting := deque(await self._store.due(TOPICS_PER_LOOK)):
             while waiting:
                 lease, topic = self._lease(), waiting.popleft()

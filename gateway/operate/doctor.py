@@ -33,7 +33,7 @@ MIN_POSTGRES = 15
 MIN_WAL_BYTES = 512 * 1024 * 1024
 MAX_CLOCK_ERROR_MS = 500
 CONTROL_CONNECTIONS = 3
-"""Connections of a node that no option changes."""
+"""Number of a node's control connections, which no option changes."""
 SYNCS = 20
 SYNC_BLOCK_BYTES = 4096
 MAX_SYNC_MS = 10.0
@@ -46,7 +46,7 @@ Configure = Callable[[argparse.Namespace], Settings]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, and its remedy."""
+    """One problem, and its remedy."""
 
     check: str
     problem: str
@@ -170,7 +170,9 @@ def examine_clock(clock_ms: float, before_ms: float, after_ms: float) -> list[Fi
 
 
 def examine_disk(directory: Path) -> list[Finding]:
-    """Measure the syncs of a small file in the directory. The file has no name and ends with the call."""
+    """Measure the syncs of a small temporary file in the directory. The file has no name and is removed when the call
+    ends.
+    """
     durations_ms: list[float] = []
     try:
         with tempfile.TemporaryFile(dir=directory) as file:

@@ -89,7 +89,7 @@ class HttpServer:
         return web.Response(text=page, content_type="text/html")
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
-        # One at a time: a scraper that does not wait must not multiply the work.
+        # Run only one check at a time, because a scraper that does not wait must not multiply the work.
         assert self._snapshot is not None
         async with self._scraping:
             snapshot = await self._snapshot()
@@ -110,7 +110,7 @@ class HttpServer:
         return web.json_response({"name": "sluice", "version": program_version()})
 
     async def failing_checks(self) -> dict[str, str]:
-        """Return name and reason of every check that fails or does not end in time."""
+        """Return name and reason of every check that fails or takes too long."""
         # A late check is not cancelled, because asyncpg waits for an unresponsive Postgres even then. It is not started
         # a second time.
         for name, check in self._checks.items():

@@ -44,8 +44,9 @@ def as_json(log_format: LogFormat) -> bool:
 
 
 def configure(log_format: LogFormat, level: str, node: str | None = None) -> None:
-    """Send the lines of structlog and of the standard library's loggers to stderr at `level`, one of LOG_LEVELS. A line
-    of JSON says which `node` wrote it, for readers that collect the lines of many nodes."""
+    """Send the lines of structlog and of the standard library's loggers to stderr at `level`, one of LOG_LEVELS. In
+    JSON each line names the `node` that wrote it, for tools that collect the lines of many nodes.
+    """
     minimum = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -80,7 +81,7 @@ def configure(log_format: LogFormat, level: str, node: str | None = None) -> Non
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(minimum)
-    # aiohttp's access log is one line per scrape.
+    # aiohttp's access log would have one line per scrape.
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     # asyncpg logs a trace for each attempt of each pool while Postgres is away. Our own passes and requests report
     # that.
@@ -88,16 +89,17 @@ def configure(log_format: LogFormat, level: str, node: str | None = None) -> Non
 
 
 class Limit:
-    """Pass `LINES_PER_EVENT` lines of one event per window; the first line of the next window says how many were
-    dropped. An event is a constant in the code, so there are few of them to remember."""
+    """Let `LINES_PER_EVENT` lines of one event pass per window. The first line of the next window says how many were
+    dropped. Events are constants in the code, so only few must be remembered.
+    """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._windows: dict[str, tuple[float, int]] = {}
-        """Start of the window and number of its lines, by event."""
+        """For each event, the start of the window and the number of its lines."""
 
     def __call__(self, logger: WrappedLogger, method_name: str, event_dict: EventDict) -> EventDict:
-        """Drop surplus lines: a structlog processor that raises DropEvent."""
+        """Drop surplus lines. This is a structlog processor that raises DropEvent."""
         now_s, event = self._now_s(), str(event_dict["event"])
         began_s, lines = self._windows.get(event, (now_s, 0))
         if now_s - began_s >= WINDOW_S:
@@ -111,7 +113,7 @@ class Limit:
 
 
 def show_values(logger: WrappedLogger, method_name: str, event_dict: EventDict) -> EventDict:
-    """Make every text printable and of bounded length: a structlog processor."""
+    """Make every text printable and limit its length. This is a structlog processor."""
     for name, value in event_dict.items():
         if name != "exc_info":
             event_dict[name] = _show(value)

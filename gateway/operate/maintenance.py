@@ -57,14 +57,16 @@ DELETION_INTERVAL_MS = 1_000
 ROLL_INTERVAL_MS = 10_000
 SWEEP_INTERVAL_MS = 30_000
 COMPACTION_INTERVAL_MS = 1_000
-"""Shortest interval between checks of a topic with a small segment.ms; others wait for log.cleaner.backoff.ms."""
+"""Shortest interval between checks of a topic with a small segment.ms. Other topics are checked every
+log.cleaner.backoff.ms.
+"""
 
 ROUNDS_PER_PASS = 20
 """Maximal number of rounds in one pass. A round at its bound has left work for the next one."""
 
 RANGES_PER_PASS = 10
 CHUNK_BYTES = 4 * 1024 * 1024
-"""Bytes of batches that are read, decoded and replaced at a time."""
+"""Number of bytes of batches that are read, decoded and replaced at a time."""
 
 SEGMENT_BYTES = 1024 * 1024 * 1024
 """Uncompacted bytes above which compaction no longer waits for segment.ms: a broker closes a segment by size, too."""
@@ -74,7 +76,7 @@ SQL_COMMITS_INTERVAL_MS = 1_000
 FUNCTIONS_INTERVAL_MS = 3_600_000
 CLOCK_INTERVAL_MS = 60_000
 MAX_SKEW_MS = 60_000
-"""Difference between the clocks above which a warning is logged."""
+"""If the clocks differ by more than this, a warning is logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Pass:
     run: Callable[[], Awaitable[None]]
     interval_ms: int
     job: Job | None = None
-    """Job whose lease the node must hold; None: every node runs the pass for itself."""
+    """Job whose lease the node must hold. None if every node runs the pass for itself."""
 
 
 @dataclass(slots=True)
@@ -115,7 +117,7 @@ class Maintenance:
     transactions: Transactions
     journal: Journal | None = None
     job_lease: Callable[[Job], CoordinatorLease | None] = lambda _: None
-    """Returns the lease of a job if this node holds it now."""
+    """Returns the lease of a job if this node currently holds it."""
     clock: ClusterClock = field(default_factory=ClusterClock)
     node_id: Callable[[], int] = lambda: 0
     steps: Steps = STEPS
@@ -290,7 +292,7 @@ class Maintenance:
         store = OffsetStore(self.database)
         for lease in self.leases():
             for _ in range(ROUNDS_PER_PASS):
-                # Read again each time: groups move on while a statement runs.
+                # Read this again each time, because groups may change while a statement runs.
                 groups = self.groups(lease.shard)
                 try:
                     expired = await store.expire(
@@ -385,7 +387,7 @@ class Compaction:
         self._store = CompactionStore(database, log_store)
         self._catalog = catalog
         self._due_s: dict[UUID, float] = {}
-        """Time of the next check of each compacted topic."""
+        """For each compacted topic, the time of its next check."""
 
     async def run(self) -> None:
         """Run one pass: clean the dirtiest partitions of the topics that are due."""

@@ -33,7 +33,7 @@ REQUEST_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
 
 
 class RequestSeries:
-    """Durations and outcomes of one API at one version."""
+    """Durations and outcomes of one version of one API."""
 
     __slots__ = ("_buckets", "_outcomes", "_sum_s")
 
@@ -65,7 +65,7 @@ def _cumulative(bounds_s: Sequence[float], counts: Sequence[int]) -> list[tuple[
 
 
 class _Commits(Collector):
-    """Durable group commits."""
+    """Numbers about durable group commits."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(COMMIT_BUCKETS_S) + 1)
@@ -153,7 +153,7 @@ class _Watched(Collector):
 
 
 class Metrics:
-    """The node's registry and the counters that its parts are given."""
+    """The node's metrics registry, and the counters that its parts receive."""
 
     def __init__(self, max_series: int = 5_000) -> None:
         """Create the counters. `max_series` is the most topics that one scrape shows."""
@@ -205,7 +205,7 @@ class Metrics:
         commits = _Commits()
         self.registry.register(commits)
         self.observe_commit: Callable[[int, int, float], None] = commits.observe
-        """Batches, bytes and seconds of a durable group commit."""
+        """Function that counts the batches, bytes and seconds of a durable group commit."""
         self.refused_batches = self._counter("refused_batches", "Record batches refused, by error.", "error")
         self.group_rebalances = self._counter("group_rebalances", "Groups that entered PreparingRebalance.")
         self.group_violations = self._counter(
@@ -327,7 +327,7 @@ class Metrics:
         given[topic] = given.get(topic, 0) + size_bytes
 
     def forget_topic(self, topic: str) -> None:
-        """End the series of a deleted topic."""
+        """Remove the metrics of a deleted topic."""
         self._topic_bytes.taken.pop(topic, None)
         self._topic_bytes.given.pop(topic, None)
 
@@ -360,7 +360,7 @@ class Metrics:
         merged: Callable[[], int],
         wakeups: Mapping[str, int],
     ) -> None:
-        """Export the counters that the cluster's parts keep."""
+        """Export the counters of the node's cluster parts."""
         self._gauge("reconcile_revision_lag", "Committed changes heard of and not known yet.").set_function(
             revision_lag
         )

@@ -23,10 +23,11 @@ logger = structlog.stdlib.get_logger(__name__)
 
 FIRST_BACKOFF_S = 0.1
 FORESEEN = (StorageError, TimeoutError, ConfigError, ConfigurationError)
-"""Errors whose text is the whole diagnosis."""
+"""Expected errors, whose text is the whole diagnosis. They are logged without a traceback."""
 MAX_BACKOFF_S = 10.0
-"""The longest back-off; never longer than the pass's own interval, because a node whose leases lapse in the meantime
-serves no group."""
+"""The longest back-off. It never exceeds the interval of the pass, because a node whose leases expire in the meantime
+serves no group.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,8 +50,9 @@ class Supervisor:
     def start(
         self, name: str, run_once: Callable[[], Awaitable[object]], *, interval_ms: int, regular: bool = True
     ) -> None:
-        """Run `run_once` now, and then `interval_ms` after the end of each pass. A pass that is not `regular` waits
-        inside for its work, however long that takes, so its age says nothing."""
+        """Run `run_once` now, and then `interval_ms` after the end of each pass. A pass that is not `regular` waits for
+        work before it returns, so its age does not show whether it is healthy.
+        """
         loop = _Loop(name, run_once, interval_ms / 1000)
         self._loops[name] = loop
         if regular:
@@ -73,7 +75,8 @@ class Supervisor:
                 self._metrics.loop_failures.labels(loop.name).inc()
                 text = f"{type(error).__name__}: {error}"
                 if text != told:
-                    # While Postgres is away each pass fails alike, and a trace would show where, not why.
+                    # While Postgres is unavailable every pass fails in the same way, and a traceback would show where
+                    # but not why.
                     told, foreseen = text, isinstance(error, FORESEEN)
                     logger.log(
                         logging.WARNING if foreseen else logging.ERROR,

@@ -134,7 +134,7 @@ async def _back_up(settings: Settings, target: Path) -> int:
 
 
 async def _restore(settings: Settings, source: Path) -> int:
-    read_manifest(source)  # checked before a Postgres is created for it
+    read_manifest(source)  # check this before a Postgres is created for the database
     async with database_of(settings) as url:
         await restore(url, settings.log_place, source)
     print(f"restored {source}: sluice serve goes on from there")

@@ -35,15 +35,15 @@ logger = structlog.get_logger(__name__)
 
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.5, 30.0
 STEADY_S = 60.0
-"""A worker that has served this long restarts with the first back-off."""
+"""If a worker has served for this long, its next restart uses the first, shortest back-off."""
 STOP_MARGIN_S = 5.0
-"""Time that a worker may take beyond its drain, before it is killed."""
+"""Time that a worker may take longer than its drain before it is killed."""
 MAX_LINE_BYTES = 1024 * 1024
-"""A longer line is cut in two."""
+"""A longer line is split in two."""
 OTHER_CONNECTIONS = 4
-"""Connections of a worker to Postgres besides its hot and cold ones."""
+"""Number of a worker's connections to Postgres without its hot and cold ones."""
 SPARE_CONNECTIONS = 10
-"""Connections for `psql`, a backup, and what Postgres reserves."""
+"""Number of connections for `psql`, a backup, and those that Postgres reserves."""
 MAX_PORT = 65535
 EXIT_FAILED = 1
 _PR_SET_PDEATHSIG = 1
@@ -51,23 +51,23 @@ _ROOMS = Path(__file__).parents[2]
 """Directory of this program's packages, which an installed wheel does not put on every process's import path."""
 _OWN_VARIABLES = frozenset({"SLUICE_LISTEN", "SLUICE_ADVERTISE", "SLUICE_METRICS_LISTEN", "SLUICE_WORKERS"})
 OWN_FLAGS = frozenset({"listen", "advertise", "metrics-listen", "workers", "log-store", "log-format"})
-"""Options of which each worker gets its own."""
+"""Options for which each worker gets a value of its own."""
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One node: the flags with its addresses, and its process."""
+    """One node: its addresses as flags, and its process."""
 
     name: str
-    """HOST:PORT at which clients reach its first listener; the node's name."""
+    """HOST:PORT at which clients reach the node's first listener. This is also the node's name."""
     flags: tuple[str, ...]
     binds: tuple[Address, ...] = ()
-    """Every address it listens on."""
+    """Every address on which the node listens."""
     process: asyncio.subprocess.Process | None = None
     serving_since_s: float | None = None
-    """Start of service of the current process."""
+    """Time at which the current process began to serve."""
     served: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once and for all when the worker has served for the first time."""
+    """Set when the worker has served for the first time. It is never cleared."""
 
 
 def plan(configuration: Configuration) -> list[Worker]:
@@ -121,8 +121,9 @@ def _refused(settings: Settings, reason: str) -> ConfigurationError:
 
 def die_with(parent_pid: int) -> None:
     """Ask the kernel to kill this process when the supervisor dies; end at once if that has happened already. The
-    kernel kills rather than asks it to stop, because its lines have no reader any more. Do nothing if there is no
-    prctl."""
+    kernel kills the process instead of asking it to stop, because no process reads its lines any more. Do nothing if
+    the system has no prctl.
+    """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
@@ -242,7 +243,7 @@ class Supervisor:
         """Start the worker, wait until it has ended, and return its exit code, negative for a signal."""
         worker.serving_since_s = None
         process = await asyncio.create_subprocess_exec(
-            # -P: modules of the working directory must not hide ours.
+            # With -P, modules in the working directory cannot hide our modules.
             *(sys.executable, "-P", "-m", "gateway.cli", "serve", f"--supervisor={os.getpid()}"),
             *self._flags,
             *worker.flags,

@@ -45,7 +45,7 @@ class Limit(NamedTuple):
     bound: float
     """Bytes, mutations, connections or hundredths of a thread's time, per second."""
     shared_by: tuple[str | None, str | None]
-    """User and client id whose use counts together. None stands for every name."""
+    """User and client id of clients that share one limit. None stands for every name."""
 
 
 class Quotas:
@@ -82,7 +82,7 @@ class Quotas:
             self._addresses[canonical_address(address) or DEFAULT] = bound
 
     def limits(self, key: QuotaKey) -> bool:
-        """True if some entity has a quota for the key."""
+        """True if at least one entity has a quota for the key."""
         return key in self._limited
 
     def __contains__(self, entity: Entity) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 WINDOWS, WINDOW_S = 11, 1.0
-"""Upstream: quota.window.num, quota.window.size.seconds."""
+"""The values of upstream's quota.window.num and quota.window.size.seconds."""
 
 
 class Rate:
@@ -39,14 +39,14 @@ class Rate:
         return sum(amount for _, amount in self._samples) / self._elapsed_s(now_s)
 
     def wait_s(self, bound: float, now_s: float) -> float:
-        """Return the seconds until the rate falls to the bound, if nothing more is recorded."""
+        """Return the seconds until the rate falls to the limit, if nothing more is recorded."""
         value = self.value(now_s)
         if value <= bound:
             return 0.0
         return self._elapsed_s(now_s) * (value - bound) / bound if bound > 0 else self._windows * self._window_s
 
     def is_idle(self, now_s: float) -> bool:
-        """True if the rate need not be kept."""
+        """True if the rate need not be kept any longer."""
         self._forget(now_s)
         return not self._samples
 
@@ -62,8 +62,10 @@ class Rate:
 
 
 class TokenBucket:
-    """Tokens arrive per second as the bound says, and at most as many as arrive in all windows are kept. A client that
-    takes more than there are goes into debt. Mirrors upstream's TokenBucket (KIP-599)."""
+    """The limit determines how many tokens arrive per second. The bucket holds at most as many tokens as arrive in all
+    windows. A client that takes more tokens than the bucket holds goes into debt. Mirrors upstream's TokenBucket
+    (KIP-599).
+    """
 
     def __init__(self) -> None:
         self._tokens: float | None = None

@@ -63,7 +63,7 @@ class Throttles:
 
     def around(self, context: RequestContext[object]) -> Charged | None:
         if context.api_key is ApiKey.API_VERSIONS:
-            return None  # the client is not known yet, and a stranger would use up a client's quota
+            return None  # the client is not known yet, and a stranger could use up a client's quota
         return self._charged if self._quotas() else None
 
     async def _charged(
@@ -143,7 +143,7 @@ class Throttles:
         return round(wait_s * 1000)
 
     def _sweep(self, now_s: float) -> None:
-        """Drop idle rates, because clients come and go under names of their own."""
+        """Drop idle rates, because clients come and go with names of their own."""
         if now_s < self._swept_s + SWEEP_EVERY_S:
             return
         self._swept_s = now_s
@@ -152,7 +152,7 @@ class Throttles:
 
 
 class Mutations:
-    """The number of changes that one request may still make."""
+    """Limits the changes that one request may still make."""
 
     def __init__(self, throttles: Throttles, context: RequestContext[object], *, strict: bool) -> None:
         self._throttles = throttles

@@ -70,7 +70,7 @@ class AclFilter(NamedTuple):
 
     @property
     def only(self) -> Acl | None:
-        """Return the single ACL that the filter can match; None if it may match several."""
+        """Return the only ACL that the filter can match. Return None if it may match several."""
         definite = self.pattern_type in (PatternType.LITERAL, PatternType.PREFIXED) and all(
             code > 1 for code in (self.resource_type, self.operation, self.permission)
         )
@@ -113,7 +113,7 @@ def _known(kind: type[IntEnum], code: int) -> bool:
 
 
 _Who = tuple[str, str]
-"""Principal and host in the spelling of an ACL."""
+"""Principal and host, in the notation of an ACL."""
 _ANYBODY: _Who = (WILDCARD_PRINCIPAL, WILDCARD)
 
 
@@ -150,7 +150,7 @@ class Hosts:
         return host in self._named or (isinstance(host, str) and bool(self.ranges_of(host)))
 
     def ranges_of(self, host: str) -> tuple[str, ...]:
-        """Return the ranges that contain the address, in the text of their ACLs."""
+        """Return the host ranges that contain the address, as written in their ACLs."""
         if not self._ranges:
             return ()
         found = self._found.get(host)

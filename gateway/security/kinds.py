@@ -16,7 +16,7 @@ WILDCARD_PRINCIPAL = "User:*"
 
 
 class AclOperation(IntEnum):
-    """Upstream's codes."""
+    """Codes of operations, as in Kafka."""
 
     UNKNOWN = 0
     ANY = 1

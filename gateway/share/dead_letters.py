@@ -40,7 +40,7 @@ MAX_SHOWN = 5
 """Ranges of offsets that one line of the log names."""
 
 Values = Mapping[int, tuple[bytes | None, bytes | None]]
-"""Offset → key and value."""
+"""Maps each offset to the record's key and value."""
 NO_VALUE: tuple[bytes | None, bytes | None] = (None, None)
 NO_VALUES: Values = {}
 MakeTopic = Callable[[str], Awaitable[Topic]]

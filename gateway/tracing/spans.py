@@ -23,7 +23,7 @@ Attributes = Sequence[tuple[str, str | int]]
 
 
 class Kind(IntEnum):
-    """OTLP's `SpanKind`."""
+    """Values of OTLP's `SpanKind`."""
 
     INTERNAL = 1
     SERVER = 2

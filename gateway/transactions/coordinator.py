@@ -56,7 +56,7 @@ ENDS_AT_ONCE = 3
 """Ends in progress. Each may wait in Postgres for another transaction that holds one of its partitions, and occupies
 a connection until then. The other connections are left to appends elsewhere."""
 LISTED_AT_A_TIME = 1_000
-"""Rows of one statement."""
+"""Number of rows that one statement returns."""
 
 _PLACEMENT = 1 << 40
 """Transactional ids are assigned to shards by numbers that no partition has."""

@@ -1,7 +1,7 @@
 """Findings: the sentences with figures that a person reads first.
 
-The one idea: a finding is made of a small aggregate. It names its subject, its figures and the next step. No rows of
-the journal come to the driver, and every list is bounded.
+The one idea: a finding is made from a small aggregate. The finding names its subject, its figures and the next step. No
+row of the journal is sent to the Spark driver, and the length of every list is limited.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def _handoffs(tables: Tables) -> Iterator[Finding]:
 
 
 def delivery_findings(delivered: DataFrame) -> list[Finding]:
-    """Return findings from members' own logs, if there is no journal."""
+    """Return findings from the logs that members write themselves, for an analysis without a journal."""
     rows = (
         delivered.groupBy("group_id")
         .agg(

@@ -1,9 +1,9 @@
 """One row per partition that moved to another member, and the cost of the move: records processed twice or never.
 
-A Fetch names no member, so the gateway alone cannot know exactly which member read which records. Separate columns hold
-three results. duplicates_min is a lower bound: a refused commit proves that the old owner processed these records, and
-the new owner began before them. duplicates_max is an upper bound: the old owner was served these records. duplicates
-and gap_records are exact, but need the members' own logs, which a test harness has.
+A Fetch does not name the member. So the gateway alone cannot know exactly which member read which records. Separate
+columns hold three results. duplicates_min is a lower bound: a refused commit proves that the old owner processed these
+records, and the new owner began before them. duplicates_max is an upper bound: the old owner was served these records.
+duplicates and gap_records are exact, but need the members' own logs, which a test harness has.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def handoffs(journal: Journal, moves: DataFrame, takeovers: DataFrame, ownership
     )
     start = F.col("start_offset")
     proven = F.greatest(F.coalesce("source_refused", F.lit(-1)), F.coalesce("owner_refused", F.lit(-1)))
-    # Offset -1 means that nothing was committed. The client's reset policy then decides where it begins: at the log's
-    # start at the earliest.
+    # Offset -1 means that nothing was committed. The new owner then begins where the client's reset policy decides: at
+    # the log's start at the earliest.
     begins_at = F.when(start >= 0, start).otherwise(F.col("log_start_offset"))
     reached = F.greatest(F.coalesce("mark_offset", F.lit(-1)), F.coalesce("owner_read_to", F.lit(-1)))
     return moved.select(
@@ -82,7 +82,7 @@ def handoffs(journal: Journal, moves: DataFrame, takeovers: DataFrame, ownership
 
 
 def _waits(journal: Journal) -> DataFrame:
-    """Return handoffs as the coordinator reported them: one row per partition, target and generation."""
+    """Return the handoffs that the coordinator reported: one row per partition, target and generation."""
     return journal.handoff.groupBy("era", *_KEY, "target_member_id", "generation_id").agg(
         F.max("mode").alias("mode"),
         F.max("mark_offset").alias("mark_offset"),
@@ -92,15 +92,16 @@ def _waits(journal: Journal) -> DataFrame:
 
 
 def delivered(delivery: DataFrame) -> DataFrame:
-    """Return, for each partition and each of its owners in turn, the records that had been processed before, and the
-    records that no member processed.
+    """Return, for each partition and each of its owners in turn, the records that an earlier owner had already
+    processed, and the records that no member processed.
 
-    `delivery` holds the logs of members (journal.DELIVERY): runs of offsets in the order of time.
+    `delivery` holds the members' own logs (journal.DELIVERY): runs of offsets in the order of time.
     """
     order = Window.partitionBy(*_KEY).orderBy("at_ms", "first_offset")
     before = order.rowsBetween(Window.unboundedPreceding, -1)
     so_far = order.rowsBetween(Window.unboundedPreceding, 0)
-    # least and greatest ignore nulls. So the first run of a partition, which has no run before it, repeats nothing.
+    # `least` and `greatest` ignore nulls. So the first run of a partition, which has no run before it, repeats no
+    # records.
     again = F.when(
         F.col("reached").isNotNull() & (F.col("reached") >= F.col("first_offset")),
         F.least("reached", "last_offset") - F.col("first_offset") + 1,

@@ -4,8 +4,8 @@ journal, never of a user's consumer.
 The one idea: a check is a function of the journal, or of tables that were made from it, and returns rows of one shape.
 So the job is also the test of every long run: any row leads to exit code 3.
 
-Postgres decides a commit, and the commit is journaled when its answer is known. So its row may come up to
-`tolerance_ms` after the row of a newer generation.
+Postgres decides whether a commit succeeds, and the commit is journaled when Postgres' answer is known. So the row of a
+commit may come up to `tolerance_ms` after the row of a newer generation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLASSIC_TRANSITIONS = {
 
 
 def _rows(check: str, found: DataFrame, says: Column) -> DataFrame:
-    """Return the rows of a check in the common shape. Columns that `found` does not have are null."""
+    """Return the rows of a check in the common form. Columns that `found` lacks are null."""
     kinds = {
         "group_id": "string",
         "topic": "string",
@@ -54,7 +54,7 @@ def rows_missing(journal: Journal) -> DataFrame:
         counted = part if counted is None else counted.unionByName(part)
     assert counted is not None
     expected = journal.next_seq - journal.first_seq
-    # The sum reveals one number that occurs twice and another that is missing. Their counts alone would cancel out.
+    # The sum shows if one number occurs twice and another is missing. In a count these two errors would cancel out.
     sum_expected = (journal.first_seq + journal.next_seq - 1) * expected // 2
     summed = counted.agg(F.sum("rows").alias("rows"), F.sum("total").alias("total"))
     return _rows(
@@ -65,8 +65,9 @@ def rows_missing(journal: Journal) -> DataFrame:
 
 
 def generation_went_back(journal: Journal) -> DataFrame:
-    """Check that a generation is created once, and that its number is greater than all earlier ones in the life of the
-    group."""
+    """Check that a generation is created once, and that its number is greater than that of every earlier generation of
+    the group.
+    """
     order = Window.partitionBy("group_id").orderBy("seq")
     lives = journal.event.withColumn(
         "life",
@@ -170,8 +171,8 @@ def commit_of_another_generation(journal: Journal, tolerance_ms: int) -> DataFra
     commits = journal.offset.where(
         (F.col("kind") == "commit") & (F.col("error_code") == 0) & (F.col("generation_id") >= 0)
     ).select("era", "group_id", "topic", "partition", "generation_id", "seq", "at_ms")
-    # For each generation, first only its first and last commit are checked. Its single commits are checked only if one
-    # of these two breaks the rule.
+    # First check only the first and the last commit of each generation. Check the other commits only if one of these
+    # two violates the rule.
     key = ["era", "group_id", "generation_id"]
     used = commits.groupBy(*key).agg(
         F.min("seq").alias("first_seq"), F.max("seq").alias("last_seq"), F.max("at_ms").alias("last_ms")
@@ -202,8 +203,9 @@ def commit_of_another_generation(journal: Journal, tolerance_ms: int) -> DataFra
 
 
 def told_another_offset(journal: Journal, moves: DataFrame, stretches: DataFrame, tolerance_ms: int) -> DataFrame:
-    """Check that OffsetFetch returned the last committed offset, or one whose commit was in progress. `stretches` name
-    the partitions in which OffsetFetch returned another offset; only their offsets are read once more.
+    """Check that OffsetFetch returned the last committed offset, or an offset whose commit was in progress. `stretches`
+    lists the partitions in which OffsetFetch returned another offset. Only the offsets of these partitions are read
+    again.
     """
     key = ["era", "group_id", "topic", "partition"]
     where = F.broadcast(stretches.where(F.col("told_otherwise") > 0).select(*key).distinct())

@@ -1,8 +1,8 @@
 """`analyze`: report from the coordinator's journal what rebalances did to consumer groups.
 
 The job copies the journal's rows once, turns them into tables (docs/analysis.md), and writes findings and charts. It
-also checks invariants that hold however clients behave, and ends with exit code 3 if one is violated. So it also tests
-every long run.
+also checks invariants that hold however clients behave, and ends with exit code 3 if one is violated. So the job also
+tests every long run of the gateway.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ SMALL_TABLES = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
 }
-"""For the many queries of the written tables, which take longer to compile than to interpret."""
+"""Spark settings for the many queries of the written tables, because these queries take longer to compile than to
+interpret.
+"""
 SHOWN = 12
-"""Findings printed; all of them are in findings.json and the report."""
+"""Number of findings that are printed. findings.json and the report contain all findings."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -182,7 +184,7 @@ def _database_url(arguments: argparse.Namespace) -> str:
 
 
 def write_tables(tables: Tables, out: Path, lines: Progress, stop: Stop) -> Tables:
-    """Write each table as Parquet, and return the tables as read from there, so that each is computed once."""
+    """Write each table as Parquet, and return the tables as read back, so that each is computed only once."""
     written: dict[str, Any] = {}
     for name, table in tables.named().items():
         if stop.asked:

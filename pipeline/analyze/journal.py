@@ -105,8 +105,9 @@ TABLES: Mapping[str, T.StructType] = {
         ("wait_ms", _LONG),
     ),
 }
-"""Columns that analysis reads, with Postgres' names and in its order. `written_at` is left out, because it only finds
-the partition."""
+"""Columns that the analysis reads, with Postgres' names and in its order. `written_at` is left out, because it only
+determines the partition of the table.
+"""
 
 DELIVERY = _table(
     ("group_id", _TEXT),
@@ -117,10 +118,12 @@ DELIVERY = _table(
     ("first_offset", _LONG),
     ("last_offset", _LONG),
 )
-"""Records that members processed, as a test harness logs them: one row per contiguous run, in order of time."""
+"""Records that members processed, as a test harness logs them: one row per run of consecutive offsets, in order of
+time.
+"""
 
 MAX_DROPS = 1_000
-"""Number of rows_dropped events above which a journal has too many gaps for exact figures."""
+"""If a journal has more rows_dropped events than this, its gaps are too many for exact figures."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,7 @@ class Journal:
     def between(self, first_seq: int | None, next_seq: int | None) -> Journal:
         """Return the snapshot's rows from `first_seq` up to and without `next_seq`.
 
-        PipelineError if it has none of them.
+        Raise PipelineError if it has none of them.
         """
         first = self.first_seq if first_seq is None else max(first_seq, self.first_seq)
         following = self.next_seq if next_seq is None else min(next_seq, self.next_seq)
@@ -185,7 +188,7 @@ def with_eras(journal: Journal) -> Journal:
 def open_archive(spark: SparkSession, root: str, copied: tuple[int, int] | None = None) -> Journal:
     """Return a journal from folders of Parquet that are named like its tables.
 
-    `copied` is the range that was copied there, first_seq and next_seq. Without it, the range is taken from the rows.
+    `copied` is the range of rows in the folders: first_seq and next_seq. Without it, the range follows from the rows.
     """
     tables = {name: spark.read.schema(schema).parquet(f"{root}/{name}") for name, schema in TABLES.items()}
     if copied is None:

@@ -1,4 +1,4 @@
-"""The health of each member: its joins, its silences, its refused commits."""
+"""Health of each member: its joins, its silences, and its refused commits."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def member_health(journal: Journal, rebalances: DataFrame, ownership: DataFrame)
         .withColumn("client_host", F.coalesce("client_host", "known_client_host"))
         .withColumn("commits_per_s", F.when(commit_ms > 0, F.col("commits") * 1000.0 / commit_ms))
         # How often per hour a member joins as a new one or is removed. Rejoins do not count, because other members
-        # cause them. The member's life counts as at least a minute.
+        # cause them. A member's lifetime counts as a minute at least.
         .withColumn(
             "flapping_per_h",
             (F.greatest(F.lit(0), F.col("comings") - 1) + F.col("expiries") + F.col("fenced"))

@@ -24,8 +24,9 @@ def _refused() -> Column:
 
 
 def walk(journal: Journal, moves: DataFrame) -> DataFrame:
-    """Return every row of offsets with the move that precedes it (null before the first move) and the offset committed
-    before it."""
+    """Return every row of offsets, each with the partition's last move before it (null before the first move) and the
+    previously committed offset.
+    """
     offset_columns = (
         "era",
         *_PARTITION,
@@ -53,7 +54,7 @@ def walk(journal: Journal, moves: DataFrame) -> DataFrame:
         F.lit(0).cast("short").alias("error_code"),
         F.struct("move_seq", "source_member_id", "target_member_id").alias("moved"),
     )
-    # An administrator removes the offsets of a whole group, so the committed offset is unknown after that.
+    # When an administrator deletes the offsets of a group, the committed offset is unknown after that.
     removals = journal.event.where(F.col("kind").isin("offsets_removed", "deleted")).select(
         "group_id", F.col("seq").alias("removed_seq")
     )
@@ -82,8 +83,9 @@ def walk(journal: Journal, moves: DataFrame) -> DataFrame:
 
 
 def told_otherwise() -> Column:
-    """Return the condition that, in a row of the walk, OffsetFetch returned another offset than the one committed
-    before it."""
+    """Return a condition on rows of `walk`. It is true if OffsetFetch returned another offset than the previously
+    committed one.
+    """
     return (
         (F.col("kind") == "fetch")
         & (F.col("error_code") == 0)
@@ -96,7 +98,7 @@ def takeovers(walked: DataFrame) -> DataFrame:
     """Return, for each partition and each move (and the time before the first move), the offsets that the owner
     received, read, and tried to commit.
 
-    Every sum is a number: Spark sorts all rows once more for an aggregate whose state is a struct or a text.
+    Every aggregate is a number, because Spark sorts all rows once more if an aggregate's state is a struct or a text.
     """
     target = F.col("move.target_member_id")
     source = F.col("move.source_member_id")
@@ -109,8 +111,8 @@ def takeovers(walked: DataFrame) -> DataFrame:
         F.coalesce(F.min_by("offset", told), F.min_by("committed_before", "seq")).alias("start_offset"),
         F.min_by("log_start_offset", told).alias("log_start_offset"),
         F.min_by("offset", began).alias("first_position"),
-        # Refused commits: those of the member that lost the partition, after the loss; and those of its owner while it
-        # owned it.
+        # Refused commits are those of the member that lost the partition, after the loss, and those of its owner while
+        # it owned it.
         F.max(F.when(_refused() & (F.col("member_id") == source), F.col("offset"))).alias("source_refused"),
         F.max(F.when(_refused() & F.coalesce(F.col("member_id") == target, F.lit(True)), F.col("offset"))).alias(
             "own_refused"
@@ -124,8 +126,8 @@ def lag(offset: DataFrame, *, points: int = 400) -> DataFrame:
     """Return record lag and time lag of each group and partition, reduced to `points` intervals of equal length.
 
     Each interval keeps its least, greatest and last lag, so no peak is lost. time_lag_max_ms is the age of the oldest
-    unread record at the moment of the greatest lag. The record's age counts from the first moment at which the journal
-    shows the log's end beyond the record.
+    unread record at the moment of the greatest lag. The age of a record is counted from the first time at which the
+    journal shows a log end beyond the record.
     """
     commits = offset.where(_accepted() & F.col("log_end_offset").isNotNull())
     edges = commits.groupBy("group_id").agg(
@@ -135,7 +137,8 @@ def lag(offset: DataFrame, *, points: int = 400) -> DataFrame:
         (F.max("seq") - F.min("seq") + 1).alias("seqs"),
     )
     # One number holds the greatest lag and the last row with that lag, because Spark would sort all rows for an
-    # aggregate of structs. Lags that are too great for this number count as equal here; lag_max distinguishes them.
+    # aggregate of structs. Lags that are too great for this number count as equal here. The column lag_max still
+    # distinguishes them.
     most = F.expr(f"{2**62} div seqs")
     rank = F.least("record_lag", most) * F.col("seqs") + (F.col("seq") - F.col("begins_seq"))
     width = F.greatest(F.lit(1), F.ceil((F.col("ends_ms") - F.col("begins_ms") + 1) / points)).cast("long")
@@ -154,8 +157,9 @@ def lag(offset: DataFrame, *, points: int = 400) -> DataFrame:
         F.max_by("offset", "rank").alias("worst_offset"),
         F.count("*").alias("commits"),
     )
-    # Find the first time at which the end was seen beyond an offset: sort ends and questions by offset, and take the
-    # next end. A question carries all known values of its interval, so no join is needed for the answer.
+    # Find the first time at which the log end was beyond an offset. To do so, sort log ends and questions (offsets)
+    # together by offset, and take the next log end. A question carries all known values of its interval, so the answer
+    # needs no join.
     known = ("group_id", "bucket_ms", "lag_min", "lag_max", "lag_last", "worst_ms", "commits")
     asked = "struct<group_id: string, " + ", ".join(f"{name}: bigint" for name in known[1:]) + ">"
     ends = offset.where(F.col("log_end_offset").isNotNull()).select(
@@ -172,8 +176,8 @@ def lag(offset: DataFrame, *, points: int = 400) -> DataFrame:
         F.lit(None).cast("long").alias("seen_ms"),
         F.struct(*known).alias("asked"),
     )
-    # An end equal to the offset is not beyond it, so in descending order it comes after the question. The order is
-    # descending because a frame that reaches to the end of its partition costs Spark the square of its rows.
+    # A log end that equals the offset is not beyond it. So in descending order it comes after the question. The order
+    # is descending because a frame that extends to the end of its partition costs Spark the square of the rows.
     order = Window.partitionBy("topic", "partition").orderBy(F.desc("position"), F.col("asked").isNotNull().desc())
     return (
         ends.unionByName(questions)

@@ -17,7 +17,7 @@ GAINS = ("assigned", "kept")
 
 
 def _numbered(journal: Journal) -> DataFrame:
-    """Return the rows of ownership, each with the number of its rebalance."""
+    """Return the rows of ownership with the number of each row's rebalance."""
     starts = journal.event.where(F.col("kind") == "rebalance_started").select(
         "group_id", "seq", F.lit(1).alias("starts"), *(F.lit(None).alias(name) for name in _OWNERSHIP)
     )
@@ -46,7 +46,7 @@ def intervals(journal: Journal) -> DataFrame:
         journal.event.where(F.col("group_type") != "").groupBy("group_id").agg(F.max("group_type").alias("group_type"))
     )
     mine = Window.partitionBy("era", "group_id", "topic", "partition", "member_id").orderBy("seq")
-    # The order is descending, because a frame that reaches to the end of its partition costs Spark the square of its
+    # The order is descending, because a frame that extends to the end of its partition costs Spark the square of the
     # rows.
     later = (
         Window.partitionBy("era", "group_id", "topic", "partition", "member_id")
@@ -120,8 +120,9 @@ def instances(journal: Journal) -> DataFrame:
 
 
 def belongings(journal: Journal) -> DataFrame:
-    """Return the rows at which a partition came to belong to another member. The first owner is included, with a null
-    source."""
+    """Return the rows at which a partition changed the member to which it belongs. The first owner is included, with a
+    null source.
+    """
     order = Window.partitionBy("era", "group_id", "topic", "partition").orderBy("seq")
     gained = (
         _numbered(journal)
@@ -175,8 +176,7 @@ def presence(journal: Journal) -> DataFrame:
     stays = comings.join(goings, ["group_id", "member_id"], "left").withColumn(
         "gone_seq", F.coalesce("gone_seq", F.lit(2**63 - 1))
     )
-    # In numbers of rebalances a stay is a range, and a range can be exploded into its numbers. So no join by inequality
-    # is needed.
+    # A stay, counted in rebalances, is a range of numbers that can be exploded. So no join by inequality is needed.
     ordered = Window.partitionBy("group_id").orderBy("seq")
     marks = (
         generations.select(
@@ -294,10 +294,9 @@ def minimum_moves(journal: Journal, changes: DataFrame) -> DataFrame:
 
 
 def idle(ownership: DataFrame, rebalances: DataFrame) -> DataFrame:
-    """Return (group_id, rebalance, unowned_partition_ms): the sum of the times for which partitions lost their owner.
-
-    The time counts for the rebalance that gave the partition its next owner. It begins at the release, or at the start
-    of that chain of rebalances if that is later, because no member waits in a group without members.
+    """Return (group_id, rebalance, unowned_partition_ms): for how long partitions had no owner, summed up. The time is
+    attributed to the rebalance that gave the partition its next owner. It begins at the release, or at the start of
+    that series of rebalances if that is later, because no member waits in an empty group.
     """
     order = Window.partitionBy("era", "group_id", "topic", "partition").orderBy("from_seq")
     held = (
@@ -316,8 +315,9 @@ def idle(ownership: DataFrame, rebalances: DataFrame) -> DataFrame:
 
 
 def with_moves(rebalances: DataFrame, journal: Journal, changes: DataFrame, ownership: DataFrame) -> DataFrame:
-    """Return rebalances with partitions_moved, minimum_moves, stickiness (1: no move was unnecessary) and
-    unowned_partition_ms."""
+    """Return rebalances with partitions_moved, minimum_moves, stickiness (1 if no move was unnecessary) and
+    unowned_partition_ms.
+    """
     key = ["group_id", "rebalance"]
     return (
         rebalances.join(minimum_moves(journal, changes), key, "left")

@@ -61,7 +61,7 @@ class Source(ABC):
 
 @dataclass(frozen=True)
 class JdbcSource(Source):
-    """Postgres over TCP. User and password are not in the URL, so that no plan shows them."""
+    """Postgres over TCP. User and password are not in the URL, so that no Spark plan shows them."""
 
     spark: SparkSession
     url: str
@@ -176,8 +176,8 @@ def source_of(spark: SparkSession, url: str, schema: str, *, rows_per_split: int
     if found is None:
         return SocketSource(url, schema)
     address, properties = found
-    # Let the server send numbers in binary from the first row on. By default it does so only after a statement has run
-    # five times.
+    # Let the server send numbers in binary form from the first row on. By default it does so only after a statement has
+    # run five times.
     properties["prepareThreshold"] = "-1"
     return JdbcSource(spark, address, properties, schema, rows_per_split=rows_per_split)
 
@@ -192,7 +192,7 @@ def copy_snapshot(
 ) -> tuple[int, int]:
     """Copy a range of the journal to a folder per table. Return the range.
 
-    PipelineError if there is nothing in it, or if retention dropped rows of it in the meantime.
+    Raise PipelineError if the range is empty, or if retention dropped some of its rows in the meantime.
     """
     kept_from, known_to = source.bounds()
     first_seq = kept_from if from_seq is None else max(from_seq, kept_from)

@@ -1,6 +1,5 @@
-"""Rebalances: the events of each group are cut at each start of a rebalance, and each piece becomes a row.
-
-Piece 0 has the events of a group before its first rebalance.
+"""Rebalances of each group. The group's events are split at each start of a rebalance, and each piece becomes a row.
+Piece 0 has the events before the first rebalance.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ def rebalances(journal: Journal) -> DataFrame:
         .withColumn("last_member_id", F.col("last_joined.member_id"))
         .withColumn("last_join_wait_ms", F.col("last_joined.wait_ms"))
     )
-    # If another rebalance cuts a rebalance short, both are one interruption for the waiting members.
+    # If another rebalance interrupts a rebalance, both are one interruption for the waiting members.
     chain_begins = F.when(F.lag("outcome").over(by_group) == "superseded", 0).otherwise(1)
     chained = walked.withColumn("chain", F.sum(chain_begins).over(by_group))
     chain = Window.partitionBy("group_id", "chain")
@@ -118,7 +117,7 @@ def storms(rebalances: DataFrame, *, at_least: int = 5, within_ms: int = 60_000)
         F.col("started_ms") - F.lag("started_ms", at_least - 1).over(order) <= within_ms, F.lit(False)
     ).cast("int")
     windowed = rebalances.withColumn("closes", closes)
-    # Row i lies in a window that ends at one of the rows i .. i+k-1. Rows i-1 and i share a window that ends at one of
+    # Row i is in a window that ends at one of the rows i .. i+k-1. Rows i-1 and i share a window that ends at one of
     # the rows i .. i+k-2.
     inside = F.max("closes").over(order.rowsBetween(0, at_least - 1)) == 1
     joined = (F.max("closes").over(order.rowsBetween(0, at_least - 2)) == 1) if at_least > 1 else F.lit(False)

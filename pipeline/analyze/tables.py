@@ -1,4 +1,4 @@
-"""All tables of an analysis, made from one journal in the order in which they need each other."""
+"""All tables of an analysis, made from one journal in the order of their dependencies."""
 
 from __future__ import annotations
 
@@ -38,13 +38,15 @@ class Tables:
 
 
 def analyze(journal: Journal, thresholds: Thresholds = Thresholds()) -> Tables:
-    """Plan all tables of an analysis. Frames that several tables need are persisted. All others are computed when they
-    are used."""
+    """Plan all tables of an analysis. Tables that several other tables need are persisted. All others are computed when
+    they are used.
+    """
     held = ownership.intervals(journal).persist(StorageLevel.MEMORY_AND_DISK)
     started = rebalances.rebalances(journal).persist(StorageLevel.MEMORY_AND_DISK)
     changes = ownership.belongings(journal).persist(StorageLevel.MEMORY_AND_DISK)
     moved = ownership.moves(changes)
-    # The walk sorts all offsets, so its result is aggregated at once: a row per move is kept, not a row per commit.
+    # The walk sorts all offsets, so its result is aggregated at once. Only a row per move is kept, not a row per
+    # commit.
     stretches = offsets.takeovers(offsets.walk(journal, moved)).persist(StorageLevel.MEMORY_AND_DISK)
     handed = handoffs.handoffs(journal, moved, stretches, held)
     if journal.delivery is not None:

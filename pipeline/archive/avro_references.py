@@ -24,9 +24,8 @@ def is_declared(schema: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def whole(text: str, others: Sequence[str]) -> str:
-    """Return the schema `text` with the definitions of the types that it uses from `others`.
-
-    Raise ValueError if a schema is not JSON.
+    """Return the schema `text` completed with definitions from `others` for the types that it refers to. Raise
+    ValueError if a schema is not JSON.
     """
     definitions: dict[str, dict[str, Any]] = {}
     for each in others:

@@ -37,7 +37,9 @@ class Figures:
 
 
 def serve(host: str, port: int | None) -> Figures:
-    """Return new figures, and serve them on `port` unless it is None. PipelineError if the port cannot be used."""
+    """Return new figures, and serve them on `port` unless it is None. Raise PipelineError if the
+    port cannot be used.
+    """
     figures = Figures()
     if port is not None:
         try:

@@ -40,11 +40,13 @@ from pipeline.errors import explain
 from pipeline.widening import widen
 
 MAX_SCHEMAS = 200
-"""Maximal number of schemas in one batch. Any bytes may look like a schema's id, so a batch may seem to name any number
-of schemas."""
+"""Maximal number of schemas in one batch. Any bytes may look like a schema's id, so a batch may seem to refer to any
+number of schemas.
+"""
 _ID, _TEXT, _WHY, _RAW, _PROTOBUF = "_schema_id", "_text", "_why", "_raw", "_protobuf"
 _PAYLOAD = "substring(value, 6)"
-# Up to eight message indexes in hex, each a varint of at most two bytes, behind their number as a zigzag varint.
+# Up to eight message indexes in hex, each a varint of at most two bytes. Before them stands their number as a zigzag
+# varint.
 _INDEX = "(?:[89A-F][0-9A-F])?[0-7][0-9A-F]"
 INDEXES = "^(?:00|" + "|".join(f"{2 * count:02X}(?:{_INDEX}){{{count}}}" for count in range(1, 9)) + ")"
 _MOST_INDEX_BYTES = 17
@@ -73,9 +75,9 @@ class RegistryTyping:
         return JsonTyping(None, evolve=False, decimals=self.decimals).mistyped(opened, stored)
 
     def _opened(self, records: DataFrame) -> tuple[DataFrame, StructType]:
-        """Return `records` with values of JSON, a reason for each without one, and the type of their fields.
-
-        The type has what the schemas of Avro and Protobuf say. UnreachableError if the registry does not answer.
+        """Return `records` with their values as JSON, a reason for each value that has no JSON, and the type of the
+        fields. The type has what the schemas of Avro and Protobuf say. Raise UnreachableError if the registry does not
+        respond.
         """
         named = records.withColumn(_ID, _schema_id())
         counted = named.where(F.col(_ID).isNotNull()).groupBy(_ID).count().orderBy(F.desc("count"), _ID)
@@ -129,13 +131,13 @@ def _closed(opened: DataFrame) -> DataFrame:
 
 
 def _schema_id() -> Column:
-    """Return the id that follows a zero byte, null if the value does not begin so."""
+    """Return the id that follows a zero byte. Null if the value does not begin in this way."""
     number = F.conv(F.hex(F.expr("substring(value, 2, 4)")), 16, 10).cast("long")
     return F.when((F.octet_length("value") >= 5) & (F.expr("substring(value, 1, 1)") == F.lit(b"\0")), number)
 
 
 def _decoded(number: int, schema: _Readable, records: DataFrame) -> tuple[Column, Column, StructType]:
-    """Return the value as JSON, the reason why it has none, and the type of its fields."""
+    """Return the value as JSON, the reason if it has no JSON, and the type of its fields."""
     nothing, payload = F.lit(None).cast("string"), F.expr(_PAYLOAD)
     if isinstance(schema, str):
         return nothing, F.lit(schema), NO_TYPE
@@ -150,7 +152,7 @@ def _decoded(number: int, schema: _Readable, records: DataFrame) -> tuple[Column
 
 
 def _used(named: DataFrame, schemas: Mapping[int, protobuf.Types]) -> list[StructType]:
-    """Return the fields of Protobuf's messages that the records of a batch have."""
+    """Return those fields of the Protobuf messages that occur in the records of a batch."""
     if not schemas:
         return []
     indexes = F.regexp_extract(F.hex(F.expr(f"substring(value, 6, {_MOST_INDEX_BYTES})")), INDEXES, 0)
@@ -172,7 +174,7 @@ def _avro(number: int, schema: str, payload: Column, records: DataFrame) -> tupl
     if not isinstance(kind, StructType):
         return F.lit(None).cast("string"), F.lit(f"the schema {number} is no record"), NO_TYPE
     text, nulls = F.to_json(found, _EXACT), all_nulls(schema)
-    # A record that cannot be decoded comes back as a null or as a struct of nothing but nulls.
+    # Spark returns a record that it cannot decode as null, or as a struct in which all fields are null.
     empty = F.coalesce(text == "{}", F.lit(True))
     bad = empty if nulls is None else empty & (payload != F.lit(nulls))
     return text, F.when(bad & F.lit(bool(kind.fields)), f"the value is not Avro of the schema {number}"), _columns(kind)

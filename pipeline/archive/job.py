@@ -1,8 +1,9 @@
 """Archive topics into a Delta or Iceberg table, exactly once for every reader of the table.
 
 The one idea: a batch is a set of offset ranges; it is read by Spark's connector and committed together with the
-progress it makes, so the table is its own checkpoint. A crash leaves files that no commit names, and the next start
-plans from the last commit. Reading that commit back detects another job that archives into the same table.
+progress it makes, so the table is its own checkpoint. After a crash some files belong to no commit, and the next start
+plans from the last commit. Each run reads its own commit back, and so detects another job that archives into the same
+table.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ class Archive:
                 failures += 1
                 continue
             except (PySparkException, Py4JJavaError) as error:
-                # The next plan finds records that the log lost in the meantime; any other error may pass, too.
+                # The next plan finds the records that the log lost in the meantime. Any other error may be temporary.
                 if failures == len(RETRY_SECONDS):
                     raise
                 self._say_retry(explain(error), failures)
@@ -181,7 +182,7 @@ class Archive:
         self._progress = last_progress(self._spark, self._out) or Progress()
 
     def step_once(self, until: Mapping[Partition, int] | None = None) -> Planned:
-        """Plan, read and commit one batch, up to `until` at most."""
+        """Plan, read and commit one batch, at most up to `until`."""
         planned = self._plan(until)
         self._step(planned)
         return planned
@@ -200,7 +201,7 @@ class Archive:
         self._stop.wait(seconds)
 
     def _chosen(self) -> list[str]:
-        """Return the topics to archive that exist now. PipelineError if an archived topic was deleted."""
+        """Return the topics to archive that exist now. Raise PipelineError if an archived topic was deleted."""
         existing = self._cluster.existing()
         gone = sorted(
             name for name in {*self._topics, *self._progress.topic_ids} if name not in existing and self._wanted(name)
@@ -215,7 +216,7 @@ class Archive:
                 self._lines.say(f"the topic {name} has been deleted, the others go on", event="deleted", topic=name)
         self._gone = set(gone)
         names = [name for name in self._topics if name in existing]
-        # A topic may be deleted between two requests, so one listing decides.
+        # A topic may be deleted between two requests, so both answers must come from one listing.
         return self._cluster.topics(names, self._arguments.pattern, existing=existing)
 
     def _wanted(self, name: str) -> bool:
@@ -234,7 +235,7 @@ class Archive:
             and (log.topic, log.partition) not in self._starting
         ]
         if fresh:
-            # Read once per partition, because `latest` would move while a first batch is retried.
+            # Read this once per partition, because `latest` would move if a first batch is retried.
             self._starting |= self._start_of(fresh)
         self._planned_before = True
         if until is not None:
@@ -251,10 +252,10 @@ class Archive:
         return Planned(batch, logs)
 
     def _start_of(self, fresh: Sequence[Log]) -> dict[Partition, int]:
-        """Return where partitions that are new to the archive begin.
+        """Return the first offset of each partition that is new to the archive.
 
-        `latest` is the end of a topic when the archive began. A topic that matches --pattern and appeared later begins
-        at its first record, because all its records are younger than the archive.
+        `latest` means the end of the topic when the archive began. If a topic that matches --pattern appeared later,
+        its first record is the start, because all its records are newer than the archive.
         """
         later = self._arguments.start == "latest" and (self._planned_before or self._progress.batch > 0)
         whole = [log for log in fresh if later and log.topic not in self._topics]
@@ -263,7 +264,7 @@ class Archive:
         return found | (starting_offsets(self._cluster, rest, self._arguments.start) if rest else {})
 
     def _with_settings(self, batch: Batch) -> Batch:
-        """Add the topics' own settings, which the job reads once per topic."""
+        """Add the topics' own settings to the progress. The job reads them once per topic."""
         fresh = sorted(batch.after.topic_ids.keys() - self._asked_settings - self._gone)
         if fresh:
             self._settings |= self._cluster.own_settings(fresh)
@@ -277,7 +278,7 @@ class Archive:
         return replace(batch, after=replace(batch.after, settings={**batch.after.settings, **self._settings}))
 
     def _unfinished(self, batch: Batch) -> Batch | None:
-        """Return the batch whose dead letters are committed and whose records are not, as an earlier run planned it."""
+        """Return a batch whose dead letters are committed but whose records are not, as an earlier run planned it."""
         if not self._first_step or not table.exists(self._spark, self._dead_letters):
             return None
         before = last_progress(self._spark, self._dead_letters)
@@ -332,7 +333,7 @@ class Archive:
                 batch, letters = self._without_unfit(batch, error)
                 self._store(batch, letters)
         after = batch.after
-        # Another run may have planned and committed a batch of the same number.
+        # Another run may have planned and committed a batch with the same number.
         rows = self._committed(after)
         self._progress = after
         seconds = time.monotonic() - started
@@ -343,9 +344,8 @@ class Archive:
         )  # fmt: skip
 
     def _without_unfit(self, batch: Batch, error: Exception) -> tuple[Batch, list[unfit.Row]]:
-        """Return the batch without records whose timestamp does not fit, and these as dead letters.
-
-        Raise `error` if it has another cause.
+        """Return the batch without records whose timestamp does not fit, and return these as dead letters. If `error`
+        has another cause, raise it.
         """
         if not unfit.is_cause(error):
             raise error
@@ -365,7 +365,7 @@ class Archive:
                 f"{skipped[-1]}.",
                 "Correct the producer's clock, and archive the topic into another table from a later offset.",
             )
-        # The ranges after the last one that was searched wait for the next batch.
+        # Ranges behind the last searched one belong to the next batch.
         starts = {(each.topic, each.partition): each.start for each in batch.ranges}
         ends = {(each.topic, each.partition): each.end for each in found.ranges}
         ranges = tuple(replace(each, end=ends[each.topic, each.partition]) for each in batch.ranges
@@ -375,7 +375,9 @@ class Archive:
         return Batch(ranges, batch.lost, after, left), found.letters
 
     def _store(self, batch: Batch, letters: Sequence[unfit.Row] = ()) -> None:
-        """Commit the records of a batch together with its progress. Its dead letters are committed before."""
+        """Commit the records of a batch together with its progress. The caller has committed its
+        dead letters before.
+        """
         records, after = self._records(batch), batch.after
         unreadable = self._spark.createDataFrame(list(letters), DEAD_LETTER) if letters else None
         if self._typing is not None and batch.ranges:
@@ -392,7 +394,9 @@ class Archive:
         )
 
     def _known(self, batch: Batch) -> bool:
-        """Return whether the table already records what this empty batch adds: partitions and their starts."""
+        """Return whether the table has already recorded what this empty batch adds: partitions and
+        their first offsets.
+        """
         return batch.after.next == self._progress.next and bool(self._progress.batch)
 
     def _records(self, batch: Batch) -> DataFrame:
@@ -410,14 +414,16 @@ class Archive:
 
     @staticmethod
     def _ranges(batch: Batch) -> list[Range]:
-        """Return the batch's ranges without what the archive leaves out."""
+        """Return the batch's ranges without the offsets that the archive leaves out."""
         return [part for each in batch.ranges for part in without(each, batch.after.left_out)]
 
     def _stored_type(self) -> Any:
         return typed.stored_type(table.schema(self._spark, self._out))
 
     def _committed(self, after: Progress) -> int:
-        """Return the number of rows of this run's last commit. PipelineError if another run committed this batch."""
+        """Return the number of rows of this run's last commit. Raise PipelineError if another run
+        committed this batch.
+        """
         for commit in table.commits(self._spark, self._out):
             found = Progress.from_json(commit.metadata) if commit.metadata else None
             if found is None:
@@ -442,7 +448,7 @@ class Archive:
             try:
                 self._cluster.commit(self._arguments.group, ends)
             except KafkaException as error:
-                # The records are committed; only the group's lag shows an older state.
+                # The records are committed; only the offsets of the consumer group are behind.
                 self._lines.say(
                     f"the offsets of the group {self._arguments.group} cannot be committed: {error}", event="group"
                 )

@@ -1,7 +1,8 @@
-"""Plan an archive's next batch: from positions and logs to ranges, or to the reason why the archive must not continue.
+"""Plan an archive's next batch: compute ranges from positions and logs, or the reason why the archive must not
+continue.
 
-The one idea: a value in, a value out. The table's last commit holds a `Progress`. It is committed together with its
-batch, so the table itself knows how far it is, and a batch that was not committed is planned anew.
+The one idea: the plan is a pure function. The table's last commit holds a `Progress`, which is committed together with
+its batch. So the table itself records how far it is, and a batch that was not committed is planned again.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ class Progress:
     next: Mapping[Partition, int] = field(default_factory=dict[Partition, int])
     lost: tuple[Range, ...] = ()
     skipped: tuple[Range, ...] = ()
-    """Records that the table cannot hold. The dead letters hold them."""
+    """Records that the table cannot hold. The table of dead letters holds them."""
     erased: tuple[Range, ...] = ()
-    """Tombstones of erased keys. The topic may still hold them; the archive leaves them out."""
+    """Tombstones of erased keys. The topic may still have them, but the archive leaves them out."""
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     """Each topic's own settings, so that a restore can create the topic as it was."""
 
     @property
     def left_out(self) -> tuple[Range, ...]:
-        """Offsets that the topic may hold and the archive does not."""
+        """Offsets that the topic may have and the archive does not."""
         return (*self.skipped, *self.erased)
 
     def to_json(self) -> str:
@@ -96,7 +97,7 @@ class Progress:
             lost=tuple(Range(*each) for each in told["lost"]),
             skipped=tuple(Range(*each) for each in told.get("skipped", ())),
             erased=tuple(Range(*each) for each in told.get("erased", ())),
-            # Archives of earlier releases have none.
+            # Archives of earlier releases do not have these fields.
             settings={topic: of["settings"] for topic, of in told["topics"].items() if "settings" in of},
         )
 
@@ -113,7 +114,7 @@ class Batch:
     lost: tuple[Range, ...]
     after: Progress
     left: int
-    """Records that the logs hold after this batch."""
+    """Number of records that the logs still have after this batch."""
 
     @property
     def records(self) -> int:
@@ -131,7 +132,7 @@ def plan(
     """Return the next batch, of about `max_records` at most.
 
     `starting` has the first offset of each new partition. A partition that was added to an archived topic starts at its
-    first record. `until` ends each partition early. PipelineError if a topic was truncated, or created again.
+    first record. `until` ends each partition early. Raise PipelineError if a topic was truncated, or created again.
     """
     _check_identity(progress, logs)
     backlog: list[Range] = []
@@ -173,7 +174,7 @@ def plan(
 
 
 def share(backlog: Sequence[Range], max_records: int) -> list[Range]:
-    """Cut ranges to about `max_records` in all. Each partition gets its share, and at least one record."""
+    """Cut ranges to about `max_records` records in total. Each partition gets its share, and at least one record."""
     total = sum(each.records for each in backlog)
     if total <= max_records:
         return list(backlog)
@@ -184,7 +185,7 @@ def share(backlog: Sequence[Range], max_records: int) -> list[Range]:
 
 
 def without(whole: Range, holes: Iterable[Range]) -> Iterator[Range]:
-    """Yield the parts of `whole` that lie outside of `holes`. Holes of other partitions do not count."""
+    """Yield the parts of `whole` that are outside the `holes`. Holes of other partitions are ignored."""
     position = whole.start
     for hole in sorted(each for each in holes if (each.topic, each.partition) == (whole.topic, whole.partition)):
         if hole.start > position:

@@ -1,8 +1,8 @@
 """Schemas by id, from a registry that speaks Confluent's protocol.
 
-The one idea: a schema never changes under its id, so it is asked for once and kept. A registry that does not answer is
-like a broker that does not: the batch is tried again, nothing is committed, and no record becomes a dead letter because
-its registry was away.
+The one idea: a schema never changes under its id, so the job requests it once and keeps it. If the registry does not
+respond, the batch is tried again, as if a broker did not respond. Nothing is committed, and no record becomes a dead
+letter because its registry was unreachable.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from pipeline.kafka import UnreachableError
 REQUEST_SECONDS = 10.0
 MAX_SCHEMA_BYTES = 4 * 1024 * 1024
 MAX_REFERENCES = 200
-"""Schemas to which one schema refers, directly or not."""
+"""Maximal number of schemas to which one schema refers, directly or indirectly."""
 _UNKNOWN = frozenset((40401, 40402, 40403))
-"""The registry's own codes in an answer 404: no such subject, version or schema. Another server has no such code."""
+"""The registry's own error codes in a 404 answer: no such subject, version or schema. A 404 of another server has no
+such code.
+"""
 _RETRIED = frozenset((408, 429, 500, 502, 503, 504))
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """urllib would send the password of --registry on to any server that a redirect names."""
+    """Refuses redirects. Otherwise urllib would send the password of --registry to any server that a redirect names."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -40,7 +42,7 @@ _OPENER = urllib.request.build_opener(_NoRedirects)
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A schema by its place in the registry."""
+    """A schema, identified by its place in the registry."""
 
     subject: str
     version: int
@@ -49,7 +51,7 @@ class Reference:
 @dataclass(frozen=True, slots=True)
 class Schema:
     kind: str
-    """AVRO, JSON or PROTOBUF."""
+    """One of AVRO, JSON and PROTOBUF."""
     text: str
     references: tuple[Reference, ...] = ()
 
@@ -60,7 +62,7 @@ class Registry:
 
     url: str
     _known: dict[str, Schema] = field(default_factory=dict[str, Schema])
-    """Schemas by their paths in the registry."""
+    """Schemas that are already known, by their paths in the registry."""
 
     def __post_init__(self) -> None:
         parts = urllib.parse.urlsplit(self.url)
@@ -73,17 +75,17 @@ class Registry:
         return self.url.rpartition("@")[2]
 
     def schema(self, number: int) -> Schema | None:
-        """Return the schema of an id, None if the registry knows of none.
+        """Return the schema of an id, None if the registry does not have it.
 
-        UnreachableError if the registry does not answer, PipelineError if it refuses.
+        Raise UnreachableError if the registry does not respond, and PipelineError if it refuses.
         """
         return self._schema(f"/schemas/ids/{number}")
 
     def referred(self, schema: Schema) -> list[Schema]:
         """Return the schemas that a schema refers to, directly or not, each after those that it refers to itself.
 
-        LookupError if the registry lacks one of them, or if there are more than MAX_REFERENCES. UnreachableError and
-        PipelineError as in `schema`.
+        Raise LookupError if the registry lacks one of them, or if there are more than MAX_REFERENCES. UnreachableError
+        and PipelineError are raised as in `schema`.
         """
         found: dict[Reference, Schema] = {}
         opened: set[Reference] = set()
@@ -93,7 +95,7 @@ class Registry:
             if each in found:
                 waiting.pop()
                 continue
-            # A deleted version is still needed by the schemas that refer to it.
+            # Other schemas may still refer to a deleted version.
             path = f"/subjects/{urllib.parse.quote(each.subject, safe='')}/versions/{each.version}?deleted=true"
             told = self._schema(path)
             if told is None:

@@ -21,7 +21,7 @@ def starting_offsets(cluster: Cluster, logs: Sequence[Log], start: str) -> dict[
     if start.lstrip().startswith("{"):
         return from_json(start, logs)
     found = cluster.at_time([(log.topic, log.partition) for log in logs], milliseconds(start))
-    # If every record is older than the time, the archive begins with the next record.
+    # If every record is older than the time, the archive begins with the next new record.
     return {
         (log.topic, log.partition): log.end if (offset := found.get((log.topic, log.partition), -1)) < 0 else offset
         for log in logs

@@ -1,4 +1,4 @@
-"""Turn the connector's rows into an archive's records, and select ranges of them: pure functions of frames."""
+"""Turn the rows of Spark's connector into an archive's records, and select ranges of them: pure functions of frames."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def to_records(rows: DataFrame) -> DataFrame:
 
 
 def misdated(records: DataFrame) -> DataFrame:
-    """Return the rows whose date is not their timestamp's, by partition and date: first, last and records."""
+    """Return the rows whose date does not fit their timestamp, by partition and date: first, last and number of
+    records.
+    """
     return (
         records.where(~F.col("date").eqNullSafe(_day()))
         .groupBy("topic", "partition", "date")

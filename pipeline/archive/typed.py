@@ -1,8 +1,8 @@
-"""Typed archives: JSON whose fields become columns, Avro of a given schema, and what fits neither.
+"""Typed archives: JSON whose fields become columns, Avro with a given schema, and values that fit neither.
 
-The one idea: the record as it was is always kept, so nothing can be lost here. JSON's fields are typed strictly: a
-value goes into `data` only if the column can hold it exactly; a top-level field of which any part does not fit is
-also kept whole, as JSON, in `_rescued`. New fields become new columns, as long as Delta allows their names and
+The one idea: the original record is always kept, so typing cannot lose anything. JSON's fields are typed strictly: a
+value goes into `data` only if the column can hold it exactly. If any part of a top-level field does not fit, the whole
+field is also kept as JSON in `_rescued`. New fields become new columns, as long as Delta allows their names and
 `MAX_FIELDS` is not reached; other fields are rescued. A number that needs a wider column widens it (`widening.py`). A
 record that is no JSON object, or no Avro of the schema, is a dead letter with a reason.
 
@@ -45,14 +45,14 @@ from pipeline.widening import MOST_DIGITS, fitted, ladder, widen
 NO_TYPE = StructType()
 CONFLUENT_PREFIX_BYTES = 5
 MAX_DEPTH = 5
-# Maximal number of columns that inference adds to a struct, nested ones counted. A batch of 400 columns took 20 s on
-# two busy cores, one of 1,000 more than four minutes: the cost rises with the square.
+# Maximal number of columns that inference adds to a struct, nested columns included. A batch of 400 columns took 20 s
+# on two busy cores, one of 1,000 columns more than four minutes: the cost rises with the square.
 MAX_FIELDS = 400
-# Delta refuses columns with these characters unless a table maps its columns by name.
+# Delta refuses columns whose names contain these characters, unless a table maps its columns by name.
 REFUSED_IN_NAMES = frozenset(" ,;{}()\n\t=")
-# A number like 1e2 or -7E+3. The pattern may also match within a text. That does not change the text's type.
+# Matches a number like 1e2 or -7E+3. The pattern may also match inside a text, which does not change the text's type.
 WHOLE_WITH_EXPONENT = r"(?<=[:\[,\s])(-?\d{1,7})[eE]\+?\d(?=[\s,}\]])"
-# Up to this bound, a double can represent every whole number.
+# Up to this limit, a double can represent every whole number.
 MAX_WHOLE_DOUBLE = 2.0**53
 # If a decimal of 38 digits covers a number's fraction at one of these scales, the number can be compared exactly.
 COMPARED_SCALES = (18, 37)
@@ -66,9 +66,8 @@ class Typing(Protocol):
         ...
 
     def mistyped(self, records: DataFrame, stored: StructType) -> DataFrame:
-        """Return the rows whose data or _rescued is not what their value yields: topic, partition, offset, what.
-
-        `records` come from the table, with data of the type `stored`.
+        """Return the rows whose data or _rescued differs from what their value yields: topic, partition, offset, what.
+        `records` come from the table, where data has the type `stored`.
         """
         ...
 
@@ -90,7 +89,7 @@ class AvroTyping:
 
         value = F.expr(f"substring(value, {CONFLUENT_PREFIX_BYTES + 1})") if self.framed else F.col("value")
         parsed = records.withColumn(DATA, from_avro(value, self.schema, {"mode": "PERMISSIVE"}))
-        # A record that cannot be decoded comes back as a null or as a struct of nothing but nulls.
+        # Spark returns a record that it cannot decode as null, or as a struct in which all fields are null.
         fields = [F.col(f"{DATA}.`{name}`").isNull() for name in _struct(parsed.schema[DATA].dataType).names]
         empty = F.col(DATA).isNull()
         if fields:
@@ -108,9 +107,10 @@ class AvroTyping:
         )
 
     def mistyped(self, records: DataFrame, stored: StructType) -> DataFrame:
-        """A record that is not Avro of the given schema is not compared, because it may be of an older schema."""
+        """Return no rows for records that are not Avro of the given schema, because they may have an older schema."""
         again = self.apply(_set_aside(records), stored).where(F.col("reason").isNull())
-        # As text, because maps cannot be compared. Fields that are null are left out, also those that a schema lacks.
+        # Compare texts, because Spark cannot compare maps. Null fields are left out, and so are fields that a schema
+        # lacks.
         alike = F.to_json(F.struct(F.col(_HELD_DATA).alias(DATA))).eqNullSafe(F.to_json(F.struct(DATA)))
         return _what(again, F.when(F.col(_HELD_RESCUED).isNotNull() | ~alike, "its data is not what its value says"))
 
@@ -128,7 +128,7 @@ def all_nulls(schema: str) -> bytes | None:
             continue
         if not is_union(kind) or "null" not in kind:
             return None
-        # The branch of a union is a zigzag number of variable length.
+        # A union's branch is a zigzag number of variable length.
         number = 2 * kind.index("null")
         while number > 127:
             encoded.append(number & 127 | 128)
@@ -153,14 +153,15 @@ class JsonTyping:
             kind = merge(_struct(widen(stored, given, decimals=self.decimals)), given)
         if self.evolve or not kind.fields:
             found = infer(parsed)
-            # Inference knows no integer narrower than 64 bits, so narrow columns are examined one by one.
+            # Inference knows no integer type below 64 bits, so narrow columns are examined one by one.
             kind = _struct(widen(kind, found, decimals=self.decimals, only=LongType))
             kind = merge(climb(parsed, kind, decimals=self.decimals), found)
         return to_typed(parsed, kind)
 
     def mistyped(self, records: DataFrame, stored: StructType) -> DataFrame:
-        """A record may have been written when the table had fewer or narrower columns. Then it is right if the values
-        are in _rescued."""
+        """The table may have had fewer or narrower columns when a record was written. Then the row is right if its
+        values are in _rescued.
+        """
         again = _with_rescued(parse(_set_aside(records)), stored)
         held = F.coalesce(
             F.map_keys(_get(F.try_parse_json(_HELD_RESCUED), "map<string,variant>")), F.array().cast("array<string>")
@@ -181,7 +182,7 @@ class JsonTyping:
 
 
 def _set_aside(records: DataFrame) -> DataFrame:
-    """Rename the typed columns of a table, so that they can be made again beside them."""
+    """Rename a table's typed columns, so that they can be computed again beside them."""
     if DATA not in records.columns:
         records = records.withColumn(DATA, F.lit(None).cast("struct<>"))
     return records.withColumnsRenamed({DATA: _HELD_DATA, RESCUED: _HELD_RESCUED})
@@ -203,7 +204,7 @@ def parse(records: DataFrame) -> DataFrame:
 
 
 def infer(parsed: DataFrame) -> StructType:
-    """The type that the objects of `parsed` share; a field of more than one type is text.
+    """Return the type that all objects of `parsed` fit. A field with values of several types becomes text.
 
     A whole number with an exponent counts as an integer here. Otherwise a single 1e2 would make a column of ids a
     double for ever.
@@ -226,7 +227,7 @@ def struct_words(text: str) -> str:
 
 
 def settle(kind: DataType, depth: int = 0) -> DataType:
-    """Return a type that later values fit as well.
+    """Return a type that later values are likely to fit.
 
     Fractions are doubles, integers beyond 64 bits decimals, mixed values text. Fields of unknown type, or of a name
     that a column cannot have, are left out.
@@ -286,10 +287,12 @@ def climb(parsed: DataFrame, kind: StructType, *, decimals: bool) -> StructType:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A narrow number in `data`. `height` is the step of the ladder that a variant's value needs; null for none."""
+    """A narrow number in `data`. `height` is the step of the ladder of types that a variant's value needs, or null if
+    the ladder has no such step.
+    """
 
     path: tuple[str, ...]
-    """Names of fields; an empty one stands for an array's elements."""
+    """Names of nested fields. An empty name stands for an array's elements."""
     ladder: tuple[DataType, ...]
     height: Callable[[Column], Column]
 
@@ -346,7 +349,7 @@ def can_be_column(name: str) -> bool:
 
 
 def _given(text: str) -> StructType:
-    """Return the type in --schema. PipelineError if Delta refuses one of its names."""
+    """Return the type in --schema. Raise PipelineError if Delta refuses one of its names."""
     kind = _struct(DataType.fromDDL(text))
     refused = [field.name for field in kind.fields if not can_be_column(field.name)]
     if refused:
@@ -373,9 +376,10 @@ def to_typed(parsed: DataFrame, kind: StructType) -> DataFrame:
 
 def _with_rescued(parsed: DataFrame, kind: StructType) -> DataFrame:
     """Return three columns: data; `members`, the fields of the value; and _rescued, the fields that do not fit. The
-    last two are maps of variants."""
+    last two columns are maps of variants.
+    """
     good = F.col("parsed").isNotNull() & F.col("reason").isNull()
-    # The map is a column of its own. Otherwise Spark would build it once for every field.
+    # Make the map a column of its own. Otherwise Spark would build it again for every field.
     typed = parsed.withColumn("members", F.when(good, F.expr("try_variant_get(parsed, '$', 'map<string,variant>')")))
     members = F.col("members")
     at = {field.name: F.try_element_at(members, F.lit(field.name)) for field in kind.fields}
@@ -396,7 +400,7 @@ def _with_rescued(parsed: DataFrame, kind: StructType) -> DataFrame:
 
 
 def _all(conditions: Sequence[Column]) -> Column:
-    """Return whether all of `conditions` hold. The tree of the expression is as deep as a logarithm of their number."""
+    """Return whether all `conditions` hold. The depth of the expression tree is the logarithm of their number."""
     if not conditions:
         return F.lit(True)
     if len(conditions) == 1:
@@ -421,13 +425,13 @@ def cast(value: Column, kind: DataType) -> Column:
     if isinstance(kind, ArrayType):
         return F.transform(_get(value, "array<variant>"), lambda element: cast(element, kind.elementType))
     if isinstance(kind, StringType):
-        # Text as it is, anything else as JSON.
+        # Keep text as it is, and turn anything else into JSON.
         return F.when(F.schema_of_variant(value) == "VOID", None).otherwise(_get(value, "string"))
     return F.when(fits(value, kind), _get(value, kind.simpleString()))
 
 
 def fits(value: Column, kind: DataType) -> Column:
-    """Return whether `cast` loses nothing of a variant. Null fits everything."""
+    """Return whether `cast` would lose nothing of a variant. Null fits every type."""
     own = F.schema_of_variant(value)
     nothing = value.isNull() | (own == "VOID")
     if isinstance(kind, StringType):
@@ -436,7 +440,7 @@ def fits(value: Column, kind: DataType) -> Column:
 
 
 def _fits(value: Column, own: Column, kind: DataType) -> Column:
-    """Return whether a variant of the type `own` that is not null fits `kind`."""
+    """Return whether a variant that has the type `own` and is not null fits `kind`."""
     if isinstance(kind, StructType):
         known = [field.name for field in kind.fields]
         names = F.map_keys(_get(value, "map<string,variant>"))
@@ -458,12 +462,12 @@ def _fits(value: Column, own: Column, kind: DataType) -> Column:
     if isinstance(kind, FloatType):
         narrowed = (own == "DOUBLE") & (_get(value, "float").cast("double") == _get(value, "double"))
         return narrowed | (exact & _is_as_written(value, kind))
-    # A type that only a given schema has, such as a date: text that Spark can convert.
+    # Only a given schema has such a type, for example a date: text that Spark can convert.
     return (own == "STRING") & _get(value, kind.simpleString()).isNotNull()
 
 
 def _is_whole(value: Column, own: Column) -> Column:
-    """Return whether a double is an integer that no other double rounds to."""
+    """Return whether a double is an integer to which no other double rounds."""
     number = _get(value, "double")
     return (own == "DOUBLE") & (F.abs(number) <= MAX_WHOLE_DOUBLE) & (F.rint(number) == number)
 
@@ -474,7 +478,7 @@ def _fraction_digits(value: Column) -> Column:
 
 
 def _is_as_written(value: Column, kind: DataType) -> Column:
-    """Return whether a binary number, in its shortest decimal form, equals the decimal number of the text."""
+    """Return whether a binary number, in its shortest decimal form, equals the decimal number in the text."""
     text, binary = _get(value, "string"), _get(value, kind.simpleString()).cast("string")
     same = [
         (_fraction_digits(value) <= scale)

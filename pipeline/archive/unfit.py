@@ -1,8 +1,8 @@
 """Records that Spark's Kafka connector cannot read, because their timestamp does not fit a Spark timestamp.
 
-The one idea: the connector fails the whole batch and names no record. So only after such a failure the job reads the
-batch's ranges with librdkafka, which finds the records; they become dead letters, and the batch is read around them.
-If there are many of them, the batch ends early and the next one continues there.
+The one idea: on such a record the connector fails the whole batch and does not name the record. So after such a failure
+the job reads the batch's ranges with librdkafka, and finds the records. They become dead letters, and the batch is read
+without them. If there are many of them, the batch ends early and the next one continues there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_MS = (2**63 - 1) // 1000
 MAX_UNFIT = 1_000
 """Maximal number of such records in a batch, because the driver holds them in memory."""
 MAX_HOLES = 32
-"""Maximal number of holes in a range: the connector reads each piece between two holes separately."""
+"""Maximal number of holes in a range. The connector reads each piece between two holes separately."""
 CHUNK_RECORDS = 10_000
 POLL_SECONDS, SILENCE_SECONDS = 1.0, 60.0
 
@@ -40,8 +40,9 @@ def is_cause(error: Exception) -> bool:
 
 @dataclass(slots=True)
 class Found:
-    """The result of a search: the `holes` in a batch's ranges, the dead letters for them, and the searched parts of the
-    ranges."""
+    """The result of a search: the `holes` in a batch's ranges, the dead letters for these holes, and the searched parts
+    of the ranges.
+    """
 
     holes: list[Range] = field(default_factory=list[Range])
     letters: list[Row] = field(default_factory=list[Row])
@@ -49,11 +50,13 @@ class Found:
 
 
 def find(settings: Mapping[str, str], ranges: Sequence[Range], *, read_committed: bool) -> Found:
-    """Find the records of `ranges` whose timestamp does not fit. KafkaException if the cluster is silent or refuses."""
+    """Find the records of `ranges` whose timestamp does not fit. Raise KafkaException if the cluster is silent or
+    refuses.
+    """
     consumer = Consumer(
         {
             **settings,
-            "group.id": "sluice-archive",  # never joined
+            "group.id": "sluice-archive",  # librdkafka requires a group id; no group is joined
             "enable.auto.commit": "false",
             "enable.partition.eof": "true",
             "auto.offset.reset": "error",
@@ -72,7 +75,7 @@ def find(settings: Mapping[str, str], ranges: Sequence[Range], *, read_committed
 
 
 def _search(consumer: Consumer, whole: Range, found: Found) -> Range:
-    """Add the records of one range to `found`. Return the range, ended early if it has too many of them."""
+    """Add the records of one range to `found`. Return the range. If it has too many such records, it ends early."""
     holes: list[Range] = []
     for message in _messages(consumer, whole):
         if abs(message.timestamp()[1]) <= MAX_MS:
@@ -97,7 +100,8 @@ def _messages(consumer: Consumer, part: Range) -> Iterator[Message]:
     while position < part.end:
         messages = consumer.consume(min(CHUNK_RECORDS, part.end - position), POLL_SECONDS)
         if not messages:
-            # The range may end with offsets that have no record. The position passes them, and no message arrives.
+            # The range may end with offsets that have no record. Then the position passes the end, although no message
+            # arrives.
             here = consumer.position([where])[0].offset
             if here != OFFSET_INVALID and here >= part.end:
                 return

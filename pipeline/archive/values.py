@@ -60,7 +60,9 @@ def dead_letter_table(arguments: argparse.Namespace) -> str:
 
 
 def typing_of(arguments: argparse.Namespace, *, evolve: bool) -> Typing | None:
-    """Return the typing that the arguments choose, None for raw values. Without `evolve` columns stay as they are."""
+    """Return the typing that the arguments choose, None for raw values. Without `evolve` the table's columns do not
+    change.
+    """
     if arguments.value == "raw":
         return None
     text = None

@@ -1,4 +1,6 @@
-"""Advice from an audit's figures: each sentence names an observation and an action. Values in, sentences out."""
+"""Advice that follows from an audit's figures. Each sentence names an observation and an action. The module is a pure
+function.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,13 @@ from typing import Any
 from pipeline.analyze.findings import counted, seconds
 
 UNEVEN = 1.5
-"""A partition is reported if it has this many times its even share."""
+"""A partition is reported if its share is this many times the even share."""
 HOT_KEY = 0.1
 MUCH_SMALLER = 2.0
 
 
 def advice(told: dict[str, Any]) -> list[str]:
-    """Return at least one sentence, also if there is nothing to do."""
+    """Return at least one sentence, even if there is nothing to do."""
     return [
         *_balance(told["partitions"], told["keys"]),
         *_keys(told["keys"], told["partitioner"]),

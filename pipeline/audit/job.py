@@ -1,4 +1,6 @@
-"""`audit`: describe how the records of each archived topic are spread, sized and timed, and advise their producers."""
+"""`audit`: describe how the records of each archived topic are distributed, how large they are and how their times
+behave; advise their producers.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from pipeline.ticker import Ticker
 CODECS = ("lz4", "snappy", "zstd", "gzip")
 SAMPLED = 4_000
 BATCH = 200
-"""Records that are compressed together, as a producer that lingers a little would send them."""
+"""Number of records that are compressed together, as in a batch of a producer with a short linger."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,12 +106,12 @@ def audit(spark: SparkSession, records: DataFrame, lines: Progress, stop: Stop) 
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with bytes as hexadecimal, because JSON cannot hold them."""
+    """Return a row with its bytes in hexadecimal digits, because JSON cannot hold bytes."""
     return {name: bytes(value).hex() if isinstance(value, bytes | bytearray) else value for name, value in row.items()}
 
 
 def compression(records: DataFrame) -> dict[str, dict[str, float]]:
-    """Return ratio and MB/s of each codec on a sample of batches of neighbouring records."""
+    """Return the ratio and the MB/s of each codec on a sample of batches of neighbouring records."""
     values = [
         bytes(row.value) for row in records.where(F.col("value").isNotNull()).select("value").limit(SAMPLED).collect()
     ]
@@ -117,7 +119,7 @@ def compression(records: DataFrame) -> dict[str, dict[str, float]]:
     plain = sum(map(len, batches))
     told: dict[str, dict[str, float]] = {}
     for codec in CODECS if plain else ():
-        # Processor time, because a busy machine would charge this codec for other processes.
+        # Measure processor time, because on a busy machine the wall-clock time would include other processes.
         started = time.thread_time()
         packed = sum(len(pa.compress(batch, codec=codec, asbytes=True)) for batch in batches)
         took = max(time.thread_time() - started, 1e-9)

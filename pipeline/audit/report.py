@@ -23,7 +23,7 @@ from pipeline.report.pictures import DOTS_PER_INCH, PALETTE, THOUSANDS, file_nam
 
 MOST_KEYS = 20
 KEY_ROW, KEY_WORDS = 18, 190
-"""Height of a key's line, and room for its figures, in units of the drawing."""
+"""Height of a key's line, and the room for its figures, in the units of the drawing."""
 BATCH_WORDS = "200 records"
 
 
@@ -85,7 +85,7 @@ def _topic(name: str, told: dict[str, Any]) -> str:
 
 
 def span_words(ms: int) -> str:
-    """Return a length of time as a unit, such as 10 minutes or hour."""
+    """Return a length of time in words, such as "10 minutes" or "hour"."""
     for unit, size in (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1_000)):
         if ms >= size:
             return unit if ms == size else f"{ms // size:,} {unit}s"
@@ -93,7 +93,7 @@ def span_words(ms: int) -> str:
 
 
 def _columns_over_time(spans: Sequence[dict[str, Any]], column: str, label: str, unit: str) -> str:
-    """Draw a bar per span of time. No bar is drawn for a span without records."""
+    """Draw a bar for each span of time that has records."""
     drawing = Drawing(190, label)
     span_ms = spans[0]["span_ms"]
     begins, ends = spans[0]["begins_ms"], spans[-1]["begins_ms"] + span_ms
@@ -125,7 +125,7 @@ def _keys(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _key(hexadecimal: str) -> str:
-    """Return bytes as text if they are readable, else in hexadecimal digits."""
+    """Return bytes as text if they are readable, otherwise in hexadecimal digits."""
     try:
         text = bytes.fromhex(hexadecimal).decode()
     except UnicodeDecodeError:
@@ -140,7 +140,7 @@ def _bars(rows: list[tuple[str, int]], label: str, axis: str) -> str:
     values = ticks(max(value for _, value in rows))
     drawing.value_axis(values, 10, 176)
     step = (WIDTH - LEFT - RIGHT) / len(rows)
-    # A letter of a name takes about 7 units.
+    # A letter of a name is about 7 units wide.
     skip = max(1, math.ceil(max(len(name) for name, _ in rows) * 7 / step))
     for number, (name, value) in enumerate(rows):
         high = 166 * value / values[-1]

@@ -6,7 +6,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 LATE_MS = 1_000
-"""A record is late if an earlier record of its partition is younger by this much."""
+"""A record is late if an earlier record of its partition has a timestamp that is newer by this much."""
 SIZE_CLASSES = 24
 _SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
 SPANS_MS = (
@@ -63,8 +63,8 @@ def partitions(records: DataFrame) -> DataFrame:
 def over_time(records: DataFrame) -> DataFrame:
     """Return a row per topic and span of time with records: its begin, its length, records and bytes.
 
-    All spans of a topic are equally long: the shortest of `SPANS_MS` of which there are at most `MOST_SPANS`. Records
-    without a time are left out, and so are those after the year 9999, which Python's calendar does not know.
+    All spans of a topic have the same length: the shortest of `SPANS_MS` that gives at most `MOST_SPANS` spans. Records
+    without a time are left out, and so are records after the year 9999, which Python's calendar does not know.
     """
     timed = records.where((F.col("at_ms") >= 0) & (F.col("at_ms") < YEAR_10000_MS))
     whole = timed.groupBy("topic").agg((F.max("at_ms") - F.min("at_ms")).alias("_reach"))
@@ -146,7 +146,9 @@ def size_figures(records: DataFrame) -> DataFrame:
 
 
 def lateness(records: DataFrame) -> DataFrame:
-    """Return a row per topic: how far timestamps lag behind earlier records, and how far partitions are apart."""
+    """Return a row per topic: how far timestamps are behind those of earlier records, and how far partitions are apart
+    in time.
+    """
     before = Window.partitionBy("topic", "partition").orderBy("offset").rowsBetween(Window.unboundedPreceding, -1)
     late_ms = F.greatest(F.lit(0), F.coalesce(F.max("at_ms").over(before) - F.col("at_ms"), F.lit(0)))
     timed = records.where(F.col("at_ms") >= 0).withColumn("late_ms", late_ms)

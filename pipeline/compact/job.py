@@ -3,7 +3,7 @@
 The one idea: an archive is merged topic by topic and day by day, and each day is one commit. So the job can be stopped
 and started at any moment. It can run beside an archive job, because it rewrites only committed files and the archive
 job only adds files. A table that `table` made is merged by its own partitions and in its own order. The vacuum keeps
-each file that a version younger than the horizon names, and each younger file.
+each file that belongs to a version newer than the horizon, and each newer file.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
 
 
 def merge(spark: SparkSession, where: str, arguments: argparse.Namespace, lines: Lines, stop: Stop) -> None:
-    """Merge the small files. PipelineError if another writer replaced the same files of a table that is no archive."""
+    """Merge the small files. Raise PipelineError if another writer replaced the same files of a table that is no
+    archive.
+    """
     target = arguments.file_mb * MEGABYTE
     if not table.is_archive(spark, where):
         _merge_whole(spark, where, target, arguments.least_files, lines)
@@ -87,7 +89,7 @@ def merge(spark: SparkSession, where: str, arguments: argparse.Namespace, lines:
             with Ticker(spark, lines, stop, "what was merged stays merged"):
                 removed, added = table.rewrite(spark, where, day, target, ARCHIVE_CLUSTER)
         except Exception as error:
-            # Another writer replaced the same files first; the other days can still be merged.
+            # Another writer has replaced the same files in the meantime. The other days can still be merged.
             told = explain(error)
             if "Another writer" not in told.cause:
                 raise
@@ -113,7 +115,7 @@ def _merge_whole(spark: SparkSession, where: str, target: int, least_files: int,
 
 def vacuum(spark: SparkSession, where: str, hours: float, lines: Lines) -> None:
     doomed = table.vacuum(spark, where, hours)
-    more = " or more" if doomed >= 1000 else ""  # Delta lists no more than that
+    more = " or more" if doomed >= 1000 else ""  # Delta lists no more files than that
     lines.say(
         f"removed {doomed:,}{more} files that no version of the last {hours:g} hours names", event="end", removed=doomed
     )

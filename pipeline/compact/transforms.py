@@ -5,11 +5,12 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-SMALL = 0.5  # of the target size
+SMALL = 0.5  # a share of the target size
 
 
 def worth_compacting(files: DataFrame, target_bytes: int, least_files: int) -> DataFrame:
-    """Return topics and dates with `least_files` small files or more: topic, date, files, small, bytes; most first.
+    """Return the topics and dates that have at least `least_files` small files: topic, date, files, small, bytes. Those
+    with most files come first.
 
     `files` has topic, date and size, a row per file.
     """

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trace", action="store_true")
     given = parser.parse_args(arguments)
     lines = Progress("demo")
-    # If the user interrupts the demo, it still ends its gateway.
+    # If the user interrupts the demo, the demo must still end its gateway.
     signal.signal(signal.SIGTERM, _ended)
     try:
         return Demo(given, lines).run()
@@ -162,7 +162,7 @@ class Demo:
         failures: list[str] = []
         sent = 0
         taken = islice(feed, most)
-        first = next(taken, None)  # Reading the data set takes seconds, which must not count as the gateway's.
+        first = next(taken, None)  # Reading the data set takes seconds, which must not count as the gateway's time.
         started = said = time.monotonic()
         for key, value in chain((first,), taken) if first is not None else ():
             while True:
@@ -190,7 +190,7 @@ class Demo:
         return sent
 
     def _groups(self, feed: Iterator[tuple[bytes, bytes]]) -> int:
-        """Members join and leave while records are produced. One member leaves with uncommitted work."""
+        """Let members join and leave while records are produced. One member leaves with uncommitted work."""
         log = Log()
 
         def member(name: str) -> Member:
@@ -248,7 +248,7 @@ class Demo:
         self._job("analyze", "--delivery-only", str(self._out / "delivery"), "--out", str(report))
 
     def _job(self, name: str, *arguments: str, may_fail: bool = False) -> int:
-        """Run `sluice-pipeline NAME` and print its lines among our own. PipelineError if it fails."""
+        """Run `sluice-pipeline NAME` and print its lines among those of the demo. Raise PipelineError if it fails."""
         started = time.monotonic()
         command = [
             sys.executable,

@@ -1,7 +1,7 @@
 """Consumers of the demonstration: real members of a real group that join and leave. One of them stops committing.
 
 Each member logs what it processed, and `analyze --delivery` reads these logs. So the cost of a rebalance is known
-exactly. A coordinator alone could only estimate it.
+exactly, while a coordinator alone could only estimate it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Member:
             raise RuntimeError(f"{self.name} was given no partition within {JOIN_SECONDS:.0f} s")
 
     def end(self) -> None:
-        """Leave the group. Raise the error that ended the member before, if there is one."""
+        """Leave the group. If an error ended the member before, raise it."""
         self._ended.set()
         self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive():
@@ -115,8 +115,9 @@ class Member:
         self._assigned.set()
 
     def _leave(self) -> None:
-        """Release the partitions, then close. If librdkafka closes a consumer that is just learning of a rebalance, it
-        waits for ever and keeps the interpreter's lock (confluentinc/librdkafka#4884)."""
+        """Release the partitions, then close. If librdkafka closes a consumer at the moment when the consumer learns of
+        a rebalance, it waits for ever and keeps the interpreter's lock (confluentinc/librdkafka#4884).
+        """
         self._consumer.unsubscribe()
         deadline = time.monotonic() + JOIN_SECONDS
         while self._consumer.assignment():
@@ -138,7 +139,9 @@ class Member:
 
     @staticmethod
     def _forgivingly(commit: Callable[[], object]) -> None:
-        """A rebalance may refuse this commit. The demonstration shows exactly that."""
+        """Ignore an error of the commit, because a rebalance may refuse it. The demonstration shows exactly this
+        effect.
+        """
         try:
             commit()
         except KafkaException as error:

@@ -1,6 +1,5 @@
-"""Check all that a job needs: Python's packages, Java, jars, Spark, Kafka, and the place of a table.
-
-The one idea: a check does what a job would do, in the job's order. A failed check names the next step.
+"""Check everything that a job needs: Python's packages, Java, jars, Spark, Kafka, and the place of a table. The one
+idea: the checks do what a job would do, in the same order. If a check fails, it names the next step.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Remove a key from a topic, its archive and the tables made of it, and leave a proof.
+"""Remove a key from a topic, its archive and the tables made of it, and write a proof.
 
-The one idea: look first, then change, then read everything again. The topic comes first, so that no archive job can
-bring a value back: a tombstone per partition, and compaction, which the job asks for and waits for. Then the archive is
-rewritten without the key in one commit. That commit also records the tombstones, which the archive never takes. Last go
-the files in which older versions of the tables still hold the key. A job that is killed in between is continued by the
-same command.
+The one idea: search first, then change, then read everything again. The topic is changed first, so that no archive job
+can restore a value: the job writes a tombstone to each partition, requests compaction and waits for it. Then the
+archive is rewritten without the key in one commit. That commit also records the tombstones, which the archive never
+takes. Last, the job removes the files in which older versions of the tables still hold the key. If the job is killed in
+between, the same command continues it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ from pipeline.ticker import Ticker
 
 DIFFERENT = 3
 MAX_ERASED = 1_000
-"""Ranges of tombstones that an archive's progress keeps. A topic forgets old ones after `delete.retention.ms`."""
+"""Number of tombstone ranges that an archive's progress keeps. A topic removes old tombstones after
+`delete.retention.ms`.
+"""
 _SIGNED = "sluice erasure "
 _DELETE = "WHEN MATCHED THEN DELETE"
 
@@ -92,7 +94,7 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
 
 
 def key_of(arguments: argparse.Namespace) -> bytes:
-    """Return the key's bytes. PipelineError if options are missing or do not fit each other."""
+    """Return the key's bytes. Raise PipelineError if options are missing or contradict each other."""
     if not arguments.topic or (arguments.key is None and arguments.key_hex is None):
         raise PipelineError(
             "No topic or no key is named.", "Name a topic with --topic, and a key with --key or --key-hex."
@@ -193,7 +195,9 @@ class Erasure:
         )  # fmt: skip
 
     def _last_progress(self) -> Progress:
-        """Return the archive's progress. PipelineError if it does not know the topic, or a batch is not complete."""
+        """Return the archive's progress. Raise PipelineError if the archive does not contain the topic, or if a batch
+        is not complete.
+        """
         where, topic = self._where, self._arguments.topic
         progress = archive_job.last_progress(self._spark, where) if table.exists(self._spark, where) else None
         if progress is None or topic not in progress.topic_ids:
@@ -209,9 +213,8 @@ class Erasure:
         return progress
 
     def _checked_manifest(self) -> Manifest | None:
-        """Return the manifest to renew.
-
-        PipelineError if another key signed it, or the archive is not what it says: a renewed one would hide that.
+        """Return the manifest to renew. Raise PipelineError if another key signed it, or if the archive differs from
+        it, because a renewed manifest would hide the difference.
         """
         path, sign = self._arguments.manifest, self._arguments.sign
         if path is None:
@@ -221,7 +224,7 @@ class Erasure:
         except (OSError, UnicodeDecodeError) as error:
             raise PipelineError(f"The manifest cannot be read: {error}.", "Check --manifest.") from error
         if manifest.signature is not None:
-            # Ed25519 always yields the same signature of a text, so the private key shows whether it signed the
+            # Ed25519 always yields the same signature for the same text. So the private key shows whether it signed the
             # manifest.
             text = manifest_job.signed_text(manifest)
             if sign is None or signature.sign(self._spark, text, sign) != manifest.signature:
@@ -243,7 +246,7 @@ class Erasure:
     def _survey(self, found: Sequence[Held]) -> tuple[Begun, dict[str, set[str]]]:
         """Return where the key is, and the files that hold it by table.
 
-        PipelineError if it is nowhere, unless an earlier run has removed it already.
+        Raise PipelineError if the key is nowhere, unless an earlier run has already removed it.
         """
         begun = self._begun()
         archived, files = self._holding(self._where)
@@ -283,7 +286,7 @@ class Erasure:
         return [(row.partition, row.offset) for row in found], {row["_file"] for row in found}
 
     def _check_policy(self) -> None:
-        """PipelineError if the topic is not compacted: a tombstone would remove nothing from it."""
+        """Raise PipelineError if the topic is not compacted, because a tombstone would not remove anything from it."""
         topic = self._topic.topic
         resource = ConfigResource(ResourceType.TOPIC, topic)
         settings = self._cluster.configs([resource])[resource]
@@ -298,7 +301,7 @@ class Erasure:
             )
 
     def _empty_topic(self, found: Sequence[Held], begun: Begun) -> list[Held]:
-        """Remove the key's values from the topic. Return the tombstones that it still holds."""
+        """Remove the key's values from the topic. Return the tombstones that the topic still has."""
         topic = self._topic.topic
         if not begun.settings and any(not each.tombstone for each in found):
             own = self._cluster.own_settings([topic])
@@ -317,7 +320,9 @@ class Erasure:
                 self._cluster.set_settings(topic, begun.settings)
 
     def _rewrite(self, tombstones: Sequence[Held]) -> None:
-        """Delete the key's rows from all tables. The archive's commit also says which tombstones it leaves out."""
+        """Delete the key's rows from all tables. The archive's commit also lists the tombstones that the archive leaves
+        out.
+        """
         spark, topic, before = self._spark, self._topic.topic, self._progress
         erased = tuple(Range(topic, each.partition, each.offset, each.offset + 1) for each in tombstones)
         fresh = tuple(each for each in erased if each not in before.erased)
@@ -342,7 +347,9 @@ class Erasure:
                 table.merge(key, where, on, _DELETE, application, number, told)
 
     def _remove_files(self, files: dict[str, set[str]]) -> int:
-        """Remove what only older versions of the tables name. PipelineError if a file with the key is still there."""
+        """Remove the files that only older versions of the tables use. Raise PipelineError if a file with the key still
+        exists.
+        """
         removed = 0
         for where, held in files.items():
             since = time.time()
@@ -367,7 +374,7 @@ class Erasure:
         return dataclasses.replace(self._claim, days=days)
 
     def _renew(self, before: Manifest | None, proof: Proof) -> Proof:
-        """Write the renewed manifest: the topic's days as they are now, those of other topics as they were."""
+        """Write the renewed manifest: this topic's days as they are now, and the days of other topics unchanged."""
         if before is None:
             return proof
         records = table.read(self._spark, self._where)
@@ -389,7 +396,7 @@ class Erasure:
 
 
 def check(spark: SparkSession, cluster: Cluster, arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
-    """Read topic, archive and tables again by a proof. Return 0, or 3 if the key is in one of them."""
+    """Check a proof: read topic, archive and tables again. Return 0, or 3 if the key is in one of them."""
     try:
         proof = Proof.from_json(arguments.proof.read_text(), str(arguments.proof))
     except (OSError, UnicodeDecodeError) as error:
@@ -423,7 +430,9 @@ class _Tables:
 
 
 def _tables(spark: SparkSession, arguments: argparse.Namespace) -> _Tables:
-    """Return the tables of --tables, and the dead letters if there are any. PipelineError if a table is not there."""
+    """Return the tables of --tables, and the dead letters if there are any. Raise PipelineError if a table does not
+    exist.
+    """
     named = {name: table.location(name, arguments.format) for name in arguments.tables.split(",") if name}
     for name, where in named.items():
         if not table.exists(spark, where):
@@ -442,7 +451,7 @@ def _of_key(rows: DataFrame, topic: str, key_sha256: str) -> DataFrame:
 def _left(
     spark: SparkSession, cluster: Cluster, arguments: argparse.Namespace, proof: Proof, lines: Lines, stop: Stop
 ) -> list[str]:
-    """Return, in words, where the key still is. A tombstone in the topic is reported, but holds no value."""
+    """Return a text that says where the key still is. A tombstone in the topic is reported, but it holds no value."""
     found: list[str] = []
     settings = kafka.settings_of(arguments.kafka_conf, "--kafka-conf")
     topic = TopicOfKey(spark, cluster, arguments.bootstrap, settings, proof.topic, proof.topic_id, proof.key_sha256)

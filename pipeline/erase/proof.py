@@ -18,7 +18,9 @@ from pipeline.errors import PipelineError
 VERSION = 1
 
 Spans = Mapping[str, list[list[int]]]
-"""First and last offset of runs of offsets, by partition. JSON knows only texts as names."""
+"""First and last offset of each run of offsets, by partition. The partition is a text, because
+names in JSON are texts.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +33,20 @@ class Proof:
     in_topic: Spans
     """Offsets of the key's records that compaction removed from the topic."""
     tombstones: Spans
-    """Offsets of the key's tombstones that the topic held at the end. They name the key until `delete.retention.ms`."""
+    """Offsets of the key's tombstones that the topic had at the end. They contain the key until `delete.retention.ms`
+    has passed.
+    """
     topic_is_gone: bool
     archive: str
     in_archive: Spans
     tables: Mapping[str, int]
-    """Rows that were removed from further tables, by their names."""
+    """Rows that were removed from the additional tables, by the tables' names."""
     rest_records: int
     rest_before: str
     """Merkle root over all other records of the topic in the archive, before the erasure."""
     rest_after: str
     files: int
-    """Files that were removed, because an older version of a table had the key in them."""
+    """Files that were removed because an older version of a table had the key in them."""
     manifest_before: str | None = None
     manifest_after: str | None = None
     signature: str | None = field(default=None, compare=False)
@@ -62,7 +66,9 @@ class Proof:
 
     @staticmethod
     def from_json(text: str, name: str) -> Proof:
-        """Raise PipelineError if the text is not a proof of this version, or was changed."""
+        """Return the proof in a text. Raise PipelineError if the text is not a proof of this
+        version, or was changed.
+        """
         try:
             told: dict[str, Any] = json.loads(text)
             version, root = told.pop("sluice_erasure"), told.pop("root")
@@ -95,7 +101,7 @@ def spans(places: Iterable[tuple[int, int]]) -> dict[str, list[list[int]]]:
 
 
 def places(found: Spans) -> set[tuple[int, int]]:
-    """Return partitions and offsets of `spans`."""
+    """Return the partitions and offsets in `spans`."""
     return {
         (int(partition), offset)
         for partition, runs in found.items()
@@ -106,7 +112,9 @@ def places(found: Spans) -> set[tuple[int, int]]:
 
 @dataclass(slots=True)
 class Begun:
-    """State of an erasure that has begun, in a file until the proof is written. A later start reads it again."""
+    """State of an erasure that has begun. It is kept in a file until the proof is written, and a later start reads it
+    again.
+    """
 
     topic: str
     key_sha256: str
@@ -115,7 +123,9 @@ class Begun:
     in_archive: dict[str, list[list[int]]] = field(default_factory=dict[str, list[list[int]]])
     tables: dict[str, int] = field(default_factory=dict[str, int])
     settings: dict[str, str | None] = field(default_factory=dict[str, str | None])
-    """The topic's own settings, as they were before the job asked for compaction; None for one that it did not have."""
+    """The topic's own settings from before the job requested compaction. None for a setting that the topic did not
+    have.
+    """
 
     def to_json(self) -> str:
         return json.dumps({"sluice_erasure_begun": VERSION, **asdict(self)}, indent=1) + "\n"

@@ -2,8 +2,8 @@
 
 The one idea: Kafka has no request for compaction, but a topic's own settings decide when it is due. The job makes it
 due at once, writes a tombstone to each partition that holds the key, and reads until the key's values are gone. A
-broker never compacts the segment that it writes to. A write closes a segment whose time is over, so the job writes a
-further tombstone each time it finds the values still there.
+broker never compacts the segment that it writes to. A write closes a segment whose time has passed, so the job writes
+another tombstone each time it finds that the values are still there.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class TopicOfKey:
     key_sha256: str
 
     def is_gone(self) -> bool:
-        """Return whether the topic was deleted, or deleted and created again."""
+        """Return whether the topic was deleted, or deleted and recreated."""
         if self.topic not in self.cluster.existing():
             return True
         return all(log.topic_id != self.topic_id for log in self.cluster.logs([self.topic], read_committed=False))
 
     def find(self, partitions: Sequence[int] | None = None) -> list[Held]:
-        """Return the key's records, of some partitions or of all, also those of aborted transactions."""
+        """Return the key's records in some partitions or in all, including those of aborted transactions."""
         logs = self.cluster.logs([self.topic], read_committed=False)
         ranges = [
             Range(log.topic, log.partition, log.start, log.end)
@@ -78,9 +78,10 @@ class TopicOfKey:
         )
 
     def compact(self, key: bytes, found: Sequence[Held], seconds: float, lines: Lines, stop: Stop) -> list[Held]:
-        """Write tombstones and wait until the topic holds no value of the key. Return the tombstones that it holds.
+        """Write tombstones and wait until the topic holds no value of the key. Return the tombstones that the topic
+        then has.
 
-        PipelineError if the values are still there after `seconds`.
+        Raise PipelineError if the values are still there after `seconds`.
         """
         whole = partitions = sorted({each.partition for each in found if not each.tombstone})
         deadline, pause = time.monotonic() + seconds, FIRST_LOOK_SECONDS

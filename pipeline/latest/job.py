@@ -2,9 +2,9 @@
 
 Upserts, tombstones as deletes, Debezium's envelope.
 
-The one idea: a batch is the archived offsets that the table has not seen yet; it is merged by key together with the
-progress it makes, in one commit. Each row carries its record's place, and only a newer place changes a row, so a
-batch that is merged again changes nothing.
+The one idea: a batch consists of the archived offsets that the table has not seen yet. It is merged by key, together
+with its progress, in one commit. Each row contains the place (partition and offset) of its record. Only a newer place
+changes a row, so a batch that is merged again changes nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pipeline.schema import HISTORY, NEWEST
 from pipeline.ticker import Ticker
 
 ENVELOPES = {"none": plain, "debezium": debezium}
-# Within a partition the offset decides; a key that has moved to another partition is ordered by time.
+# Within a partition the offset decides. If a key has moved to another partition, the time decides.
 NEWER = (
     "CASE WHEN old.partition = new.partition THEN new.offset > old.offset "
     "ELSE (new.timestamp, new.offset) > (old.timestamp, old.offset) END"
@@ -68,7 +68,7 @@ HISTORY_CLAUSES = (
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """How far a table is: the next offset of the archive by partition."""
+    """Progress of a table: the next offset of the archive, by partition."""
 
     archive: str
     envelope: str
@@ -129,9 +129,9 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
 def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop: Stop) -> None:
     """Merge the records that the archive holds now.
 
-    PipelineError if the table was made with other options, or another job merges into it.
+    Raise PipelineError if the table was made with other options, or another job merges into it.
     """
-    # The progress is read first, so the frame holds at least the offsets that the progress claims.
+    # Read the progress first. Then the frame has at least the offsets that the progress claims.
     archive, out = (table.location(each, arguments.format) for each in (arguments.archive, arguments.out))
     progress = last_progress(spark, archive) if table.exists(spark, archive) else None
     records = table.read(spark, archive)

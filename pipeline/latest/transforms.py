@@ -13,12 +13,12 @@ ROW_OPERATIONS = ("c", "u", "r", "d")
 
 
 def plain(records: DataFrame) -> DataFrame:
-    """Return `CHANGE` of records whose value is the row. A null value deletes its key."""
+    """Return `CHANGE` from records whose value is the row. A null value deletes its key."""
     return _changes(records, F.col("value").isNull(), F.col("value"))
 
 
 def debezium(records: DataFrame) -> DataFrame:
-    """Return `CHANGE` of Debezium's JSON, with or without its schema; `value` is the row after the change.
+    """Return `CHANGE` from Debezium's JSON, with or without its schema. `value` is the row after the change.
 
     A null value is the tombstone behind a delete. Records of another operation (truncate, message) are left out.
     """
@@ -62,7 +62,7 @@ def versions(changes: DataFrame, held: DataFrame) -> DataFrame:
     """
     key = ["topic", "key"]
     since = changes.groupBy(*key).agg(F.min("timestamp").alias("_since"))
-    # An earlier version that ended before all changes of its key is not touched.
+    # An earlier version that ended before all changes of its key does not change.
     touched = held.join(since, key).where("valid_to IS NULL OR valid_to >= _since").drop("_since")
     fresh = changes.join(touched.select(*key, "partition", "offset"), [*key, "partition", "offset"], "left_anti")
     events = touched.withColumns({"deleted": F.lit(False), "_reach": F.greatest("valid_from", "valid_to")}).unionByName(

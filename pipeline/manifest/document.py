@@ -47,7 +47,7 @@ class Day:
         return merkle.root(_bytes(list(block)) for block in self.blocks)
 
     def told(self) -> dict[str, Any]:
-        """Return what the manifest's root covers of the day."""
+        """Return the part of the day that the manifest's root covers."""
         return {
             "topic": self.topic, "partition": self.partition, "day": self.day, "first": self.first,
             "last": self.last, "records": self.records, "root": self.root,
@@ -57,7 +57,7 @@ class Day:
 @dataclass(frozen=True, slots=True)
 class Manifest:
     claim: Mapping[Partition, tuple[int, int]]
-    """First offset and the one behind the last, by partition."""
+    """The claimed range by partition: the first offset, and the offset after the last."""
     topic_ids: Mapping[str, str]
     days: tuple[Day, ...]
     signature: str | None = field(default=None, compare=False)
@@ -87,7 +87,9 @@ class Manifest:
 
     @staticmethod
     def from_json(text: str, name: str) -> Manifest:
-        """PipelineError if the text is no manifest of this version, or its hashes do not fit each other."""
+        """Return the manifest in a text. Raise PipelineError if the text is not a manifest of this version, or if its
+        hashes do not fit each other.
+        """
         try:
             told = json.loads(text)
             if (told["sluice_manifest"], told["block_offsets"]) != (VERSION, BLOCK):
@@ -116,7 +118,7 @@ class Manifest:
         return found
 
     def only(self, topics: Sequence[str]) -> Manifest:
-        """Return the part of some topics. PipelineError if the manifest does not name one."""
+        """Return the part of some topics. Raise PipelineError if the manifest lacks one of them."""
         unknown = sorted(set(topics) - self.topic_ids.keys())
         if unknown:
             raise PipelineError(f"The manifest does not name the topic {unknown[0]}.", "Check --topics.")
@@ -140,7 +142,7 @@ def days_of(rows: Iterable[Any]) -> tuple[Day, ...]:
 
 
 def differences(manifest: Manifest, days: Iterable[Day]) -> Iterator[str]:
-    """Name the blocks in which the days of an archive are not those of the manifest."""
+    """Name the blocks in which the days of an archive differ from those of the manifest."""
     named = {(day.topic, day.partition, day.day): day for day in manifest.days}
     held = {(day.topic, day.partition, day.day): day for day in days}
     for key in sorted(named.keys() | held.keys()):

@@ -1,6 +1,6 @@
 """Write a manifest of an archive, so that the archive can be proved after its topics have forgotten the records.
 
-The one idea: make the manifest when `verify` has proved the archive against its topics. Later, `verify --manifest`
+The one idea: make the manifest after `verify` has proved that the archive equals its topics. Later, `verify --manifest`
 compares the archive, or a copy of it in either format, with the manifest.
 """
 
@@ -48,9 +48,9 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
 
 
 def make(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop: Stop) -> None:
-    """Write the manifest. PipelineError if there is no archive, or the key cannot sign."""
+    """Write the manifest. Raise PipelineError if there is no archive, or the key cannot sign."""
     where, started = table.location(arguments.archive, arguments.format), time.monotonic()
-    # The progress is read first, so the frame holds at least the offsets that the progress claims.
+    # Read the progress first. Then the frame has at least the offsets that the progress claims.
     progress = last_progress(spark, where) if table.exists(spark, where) else None
     records = table.read(spark, where)
     if progress is None:
@@ -70,14 +70,16 @@ def make(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file in one step: readers see the whole text or the previous file."""
+    """Write a file in one step. Readers see either the whole text or the previous file."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(text)
     os.replace(part, path)
 
 
 def read(spark: SparkSession, path: Path, public_key: Path | None, lines: Lines) -> Manifest:
-    """Return the manifest in a file. PipelineError if it is changed, or not signed with the key that is asked for."""
+    """Return the manifest in a file. Raise PipelineError if the manifest was changed, or if it was not signed with the
+    requested key.
+    """
     try:
         manifest = Manifest.from_json(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -110,7 +112,7 @@ def days(spark: SparkSession, records: DataFrame, manifest: Manifest, lines: Lin
 
 
 def signed_text(manifest: Manifest) -> bytes:
-    """Return what a signature of the manifest signs."""
+    """Return the text that a signature of the manifest signs."""
     return (_SIGNED + manifest.root).encode()
 
 

@@ -23,7 +23,7 @@ _HOW = (
 
 
 def sign(spark: SparkSession, text: bytes, key: Path) -> str:
-    """Return the signature in base64. PipelineError if `key` is no private key."""
+    """Return the signature in base64. Raise PipelineError if `key` is no private key."""
     jvm = classes(spark)
     encoded = jvm.java.security.spec.PKCS8EncodedKeySpec(_pem(key, "PRIVATE KEY"))
     signer = jvm.java.security.Signature.getInstance(_ALGORITHM)
@@ -33,7 +33,9 @@ def sign(spark: SparkSession, text: bytes, key: Path) -> str:
 
 
 def is_signed(spark: SparkSession, text: bytes, signature: str, key: Path) -> bool:
-    """Return whether the owner of the public key has signed `text`. PipelineError if `key` is no public key."""
+    """Return whether the owner of the public key has signed `text`. Raise PipelineError if `key` is
+    not a public key.
+    """
     jvm = classes(spark)
     encoded = jvm.java.security.spec.X509EncodedKeySpec(_pem(key, "PUBLIC KEY"))
     checker = jvm.java.security.Signature.getInstance(_ALGORITHM)

@@ -1,8 +1,8 @@
-"""Archive named ranges again, as long as their topic still holds them.
+"""Archive given ranges of offsets again, as long as their topic still has them.
 
-The one idea: a repair replaces whole days of a topic in one commit: the rows outside of the ranges as the archive has
-them, those inside as the topic has them. Whole days, because a table can drop them without reading them, so a file that
-is missing or damaged does not stand in the way. The archive's progress stays as it is.
+The one idea: a repair replaces whole days of a topic in one commit: rows outside the ranges come from the archive, and
+rows inside from the topic. It replaces whole days, because a table can drop a day without reading it. So a missing or
+damaged file is no obstacle. The archive's progress does not change.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
 
 
 def parse_ranges(text: str) -> list[Range]:
-    """Return the ranges of --ranges. PipelineError if the text has another form, or ranges overlap."""
+    """Return the ranges of --ranges. Raise PipelineError if the text has another form, or ranges overlap."""
     found: list[Range] = []
     for word in text.replace(" ", "").split(","):
         match = _RANGE.fullmatch(word)
@@ -88,9 +88,9 @@ def repair(
     lines: Lines,
     stop: Stop,
 ) -> None:
-    """Replace the days that hold `ranges`. PipelineError if the archive or the topic does not hold them."""
+    """Replace the days that hold `ranges`. Raise PipelineError if the archive or the topic does not hold them."""
     where, started = table.location(arguments.archive, arguments.format), time.monotonic()
-    # The version comes first: a commit between the two then fails the replacement.
+    # Read the version first. Then a commit in between makes the replacement fail.
     version, archive = table.version(spark, where), table.read(spark, where)
     progress = last_progress(spark, where)
     if progress is None:
@@ -138,7 +138,7 @@ def _replace(archive: DataFrame, fresh: DataFrame, ranges: Sequence[Range], wher
 
 
 def check(ranges: Sequence[Range], progress: Progress, cluster: Cluster, *, read_committed: bool) -> None:
-    """PipelineError if the archive does not claim a range, or its topic no longer holds it."""
+    """Raise PipelineError if the archive does not claim a range, or if its topic no longer has it."""
     logs = {
         (log.topic, log.partition): log
         for log in cluster.logs(sorted({each.topic for each in ranges}), read_committed=read_committed)

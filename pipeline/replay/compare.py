@@ -1,8 +1,8 @@
 """Compare the records that a replay wrote with its archive: time, key, value and headers of every record.
 
-The one idea: a replayed record names its source in a header, its mark. Both sides sum, per target partition, the CRC-32
-of each part of a record times a weight from the mark. So a record that is changed, lost, doubled or foreign changes the
-sums. `verify/differing.py` compares the records of the partitions whose sums differ.
+The one idea: a replayed record names its source in a header, its mark. For each target partition, both sides sum the
+CRC-32 of each part of a record times a weight, which follows from the mark. So a changed, lost, doubled or foreign
+record changes the sums. `verify/differing.py` compares the records of the partitions whose sums differ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.verify.sums import crc_column, headers_column, headers_sum
 from pipeline.verify.topic import Integers, TopicReader, bytes_sums
 
 KEYS = ("target_topic", "target_partition")
-# A sum of any number of records fits 64 bits.
+# The sum over any number of records fits into 64 bits.
 MODULUS, WEIGHTS = (1 << 31) - 1, 4093
 OUT = pa.schema(
     [
@@ -36,7 +36,7 @@ OUT_DDL = "target_topic string, target_partition int, mark string, " + ", ".join
 
 
 def expected(targeted: DataFrame, *, keep_timestamps: bool) -> DataFrame:
-    """Return `OUT` of the archive's records, which have their targets beside them."""
+    """Return `OUT` of the archive's records, each with its target."""
     milliseconds = F.unix_millis("timestamp")
     mark = F.concat_ws("/", "topic", F.col("partition"), F.col("offset"), milliseconds)
     # A timestamp of 1970 or earlier is replaced by the time of writing.
@@ -86,7 +86,7 @@ class MarkedReader:
 def totals(records: DataFrame) -> DataFrame:
     """Return, for each target partition, the number of its records and their sums."""
     weight = F.crc32(F.col("mark").cast("binary")) % WEIGHTS + 1
-    # A time has up to 54 bits, so a product with the weight needs the remainder first.
+    # A timestamp has up to 54 bits, so the remainder must be taken before the product with the weight.
     weighted = {name: F.pmod(F.pmod(name, F.lit(MODULUS)) * weight, F.lit(MODULUS)) for name in SUMS}
     sums = [F.sum(column).alias(name) for name, column in weighted.items()]
     return records.groupBy(*KEYS).agg(F.count(F.lit(1)).alias("records"), *sums)

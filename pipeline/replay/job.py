@@ -1,9 +1,8 @@
 """Replay an archive into topics, every record once, in order, through any crash.
 
-The one idea: the offset map is a table; a batch's rows of it are committed when all its records are stored, with how
-far the replay is. Records that a crash left in the target behind the map are recognised and not written again
-(`produce.py`).
-Group offsets are translated by the map, in a step of its own.
+The one idea: the offset map is a table. When all records of a batch are stored, its rows of the map are committed
+together with the progress of the replay. After a crash the target may have records that the map lacks. They are
+recognised and not written again (`produce.py`). Group offsets are translated by the map, in a step of its own.
 """
 
 from __future__ import annotations
@@ -142,7 +141,7 @@ class Replay:
                     batch = self._write(done.plan, after.batch, ranges, bases, settle)
                     table.append(batch, self._map, APPLICATION, after.batch, after.to_json())
             except (PySparkException, Py4JJavaError) as error:
-                # The writer recognises the records of this batch that are stored already.
+                # The writer recognises those records of this batch that are already stored.
                 with contextlib.suppress(UnreachableError):
                     self._check_targets(done.plan)
                 if failures == len(RETRY_SECONDS) or _is_final(error):
@@ -223,7 +222,7 @@ class Replay:
     # --- plan ---------------------------------------------------------------------------------------------------
 
     def _begun(self) -> Done:
-        """Return the progress of the replay of this name. A new one commits its plan before its first record."""
+        """Return the progress of the replay with this name. A new replay commits its plan before its first record."""
         table.create(self._spark, self._map, OFFSET_MAP)
         done = self._last_done()
         self._resumed = done is not None
@@ -245,7 +244,7 @@ class Replay:
         return done
 
     def _check_targets(self, plan: Plan) -> None:
-        """PipelineError if a target topic is not the one that the replay began with."""
+        """Raise PipelineError if a target topic is not the same one as when the replay began."""
         there = {log.topic: log.topic_id for log in self._cluster.logs(sorted(plan.target_ids))}
         for topic, topic_id in plan.target_ids.items():
             if there.get(topic) != topic_id:
@@ -266,7 +265,7 @@ class Replay:
         return self._asked_plan(topics).asked()
 
     def _asked_plan(self, topics: list[str]) -> Plan:
-        """Return a plan that holds only the user's options."""
+        """Return a plan that only has the user's options."""
         given = self._arguments
         mapped = topic_map(given.topic_map, topics) if given.topic_map else None
         if mapped is None:
@@ -326,7 +325,9 @@ class Replay:
         }
 
     def _counts(self, asked: Plan, targets: set[Partition]) -> dict[str, int]:
-        """Return the partition count of each target topic, for a map by key. PipelineError if it is not key:N's."""
+        """Return the partition count of each target topic, for a map by key. Raise PipelineError if it differs from the
+        N of key:N.
+        """
         if asked.by_key is None:
             return {}
         counts: dict[str, int] = {}
@@ -346,7 +347,9 @@ class Replay:
         return source_ranges(progress, topics, first, until)
 
     def _make_topics(self, asked: Plan, progress: Progress, ranges: list[Range], *, create: bool) -> None:
-        """Create the missing target topics. PipelineError if one is missing, or retention would remove its records."""
+        """Create the missing target topics. Raise PipelineError if a topic is missing and may not be created, or if
+        retention would remove its records.
+        """
         given = kafka.settings_of(self._arguments.topic_config, "--topic-config")
         topics.check_given(given)
         existing = self._cluster.existing()
@@ -376,7 +379,7 @@ class Replay:
         """Refuse a given retention that removes records as soon as they arrive; warn if an existing topic has such
         a retention.
 
-        Refuse also a topic whose broker replaces timestamps.
+        Also refuse a topic whose broker replaces timestamps.
         """
         if asked.timestamps != "keep" or not ranges:
             return
@@ -411,7 +414,7 @@ class Replay:
             )  # fmt: skip
 
     def _oldest(self, asked: Plan, ranges: list[Range]) -> dict[str, int]:
-        """Return the oldest timestamp in milliseconds that each target topic would get."""
+        """Return the oldest timestamp in milliseconds that each target topic will get."""
         rows = (
             select_records(self._records, asked, ranges)
             .groupBy("topic")
@@ -421,13 +424,13 @@ class Replay:
         return {asked.topics[row.topic]: row.oldest for row in rows}
 
     def _check_held(self, done: Done) -> None:
-        """Compare the targets with the offset map; PipelineError if a replayed record is no longer there."""
+        """Compare the targets with the offset map. Raise PipelineError if a replayed record no longer exists."""
         logs = self._cluster.logs(sorted(done.plan.target_ids), read_committed=False)
         records = topics.check_held(done.plan.bases, self._written(None), logs)
         self._lines.say(f"the targets hold all {records:,} records that were replayed", event="held", records=records)
 
     def _compare(self, plan: Plan) -> None:
-        """Read the targets, and compare them with the archive; PipelineError if a record differs."""
+        """Read the targets and compare them with the archive. Raise PipelineError if a record differs."""
         policies = self._cluster.configs([ConfigResource(ResourceType.TOPIC, name) for name in sorted(plan.target_ids)])
         compacted = sorted(
             each.name for each, config in policies.items() if "compact" in config.get("cleanup.policy", "")
@@ -502,7 +505,7 @@ class Replay:
 
 
 def _shown(row: Row | None, partition: Row) -> str:
-    """Name a differing record by its source, or its target partition if no single record differs."""
+    """Name a differing record by its source. If no single record differs, name its target partition."""
     if row is None:
         return f"{partition.target_topic}-{partition.target_partition} has other records"
     return f"in {row.target_topic}-{row.target_partition} the record of {row.mark or 'no source'}: {row.what}"

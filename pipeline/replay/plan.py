@@ -1,7 +1,8 @@
 """A replay's plan, fixed when it begins: source and target of each offset, and the end of each target.
 
-The one idea: from the plan and the number of a batch follows the exact sequence of records that each target partition
-gets. So after a crash the end of a target partition says how much of its sequence is there, and the rest is written.
+The one idea: the plan and the number of a batch determine the exact sequence of records that each target partition
+gets. So after a crash the end of a target partition shows how much of its sequence was written, and the replay writes
+the rest.
 """
 
 from __future__ import annotations
@@ -47,9 +48,8 @@ class Plan:
         return self.topics[topic], self.partitions.get(partition, partition)
 
     def batch(self, following: Mapping[Partition, int]) -> list[Range]:
-        """Return the ranges of the batch that begins at `following`, an offset per source partition.
-
-        The list is empty after the last batch.
+        """Return the ranges of the batch that begins at `following`, which has an offset per source partition. The list
+        is empty after the last batch.
         """
         backlog = [
             Range(each.topic, each.partition, following[each.topic, each.partition], each.end)
@@ -59,7 +59,7 @@ class Plan:
         return share(backlog, self.batch_records)
 
     def asked(self) -> dict[str, object]:
-        """Return the user's options, which must be the same when a replay goes on."""
+        """Return the user's options. They must be the same when a replay is continued."""
         told = asdict(self)
         # JSON has only texts as names, so both sides of the comparison use texts.
         told["partitions"] = {str(source): target for source, target in self.partitions.items()}
@@ -70,7 +70,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How far a replay is: the number of committed batches, and the next offset per source partition."""
+    """Progress of a replay: the number of committed batches, and the next offset per source partition."""
 
     plan: Plan
     batch: int
@@ -106,7 +106,7 @@ def source_ranges(
 ) -> list[Range]:
     """Return the archived offsets of `topics` from `first` up to and without `until`.
 
-    PipelineError if one of these names a partition that the archive does not hold.
+    Raise PipelineError if `first` or `until` names a partition that the archive lacks.
     """
     for option, offsets in (("--from", first), ("--until", until)):
         unknown = sorted(offsets.keys() - progress.next.keys())
@@ -126,7 +126,9 @@ def source_ranges(
 
 
 def topic_map(text: str, topics: Sequence[str]) -> dict[str, str]:
-    """Return source and target topics of `a=b,c=d`. PipelineError if a source is unknown or two share a target."""
+    """Return source and target topics of `a=b,c=d`. Raise PipelineError if a source is unknown, or if two sources have
+    the same target.
+    """
     found: dict[str, str] = {}
     for pair in text.split(","):
         source, separator, target = pair.strip().partition("=")

@@ -27,8 +27,9 @@ FLUSH_SECONDS = 120.0
 SETTLE_SECONDS = 1.0
 QUEUED_MESSAGES = 50_000
 MAX_UNFINISHED, MAX_UNFINISHED_RUNS = 64, 50_000
-"""Target partitions, and rows of their map, that wait for the broker together. One by one, a thousand partitions of
-few records would spend their time waiting."""
+"""Number of target partitions, and of rows of their map, that wait for the broker together. If they waited one by one,
+a thousand partitions of few records would spend most of their time waiting.
+"""
 
 MAP_OUT = pa.schema(
     [
@@ -51,7 +52,9 @@ class ForeignWriterError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Runs in Spark's workers. `bases` are the ends of the target partitions when this batch began."""
+    """The writer of a batch, which runs in Spark's workers. `bases` are the ends of the target partitions when this
+    batch began.
+    """
 
     name: str
     batch: int
@@ -59,10 +62,12 @@ class Writer:
     bases: Mapping[Partition, int]
     keep_timestamps: bool
     settle: bool
-    """A killed writer may still have requests in flight."""
+    """True if the writer must first wait until a partition's end no longer moves. A killed writer may still have
+    requests in flight.
+    """
     records_per_second: float | None = None
     at_once: int = MAX_UNFINISHED
-    """Target partitions that wait for the broker together."""
+    """Number of target partitions that wait for the broker together."""
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write ordered records, and yield rows of the offset map."""
@@ -90,12 +95,12 @@ class _Target:
     key: Partition
     base: int
     there: int
-    """Records of this batch that the partition holds already."""
+    """Number of this batch's records that the partition already has."""
     last_is_visible: bool
     last_mark: bytes | None
     seen: int = 0
     runs: list[tuple[str, int, int, int, int]] = field(default_factory=list[tuple[str, int, int, int, int]])
-    """Source topic, partition and offset, target offset, count."""
+    """Rows of the offset map: source topic, partition and offset, target offset, count."""
 
 
 class _Run:
@@ -128,12 +133,14 @@ class _Run:
         base = self._writer.bases[key]
         if end < base:
             raise ForeignWriterError(f"{key[0]}-{key[1]} ends at {end}, before {base}, where the batch began")
-        # Records that the target's retention has removed cannot be read; their count stands.
+        # Records that the target's retention has removed cannot be read, but they still count.
         visible = base < end and end - 1 >= self._watermarks(key)[0]
         return _Target(key, base, end - base, visible, self._mark_at(key, end - 1) if visible else None)
 
     def write(self, target: _Target, part: pa.RecordBatch) -> None:
-        """Produce the records of `part` that the partition does not hold yet, and note all runs of `part`."""
+        """Produce those records of `part` that the partition does not have yet. Add all runs of `part` to the map's
+        rows.
+        """
         topics, partitions = part["topic"].to_pylist(), part["partition"].to_pylist()
         offsets, times = part["offset"].to_pylist(), part["timestamp_ms"].to_pylist()
         self._note(target, topics, partitions, part["offset"].to_numpy())
@@ -158,7 +165,7 @@ class _Run:
             marks: list[tuple[str, Any]] = [(MARK, mark(topics[index], partitions[index], offsets[index], at))]
             if headers is not None:
                 marks = [*((each["key"], each["value"]) for each in headers[index]), *marks]
-            # librdkafka replaces a timestamp of 0 with the present time. Earlier ones are treated likewise.
+            # librdkafka replaces a timestamp of 0 by the current time. Earlier timestamps are treated in the same way.
             timestamp = at if keep and at > 0 else 0
             while True:
                 try:
@@ -172,7 +179,9 @@ class _Run:
         self._slow_down(len(offsets) - skip)
 
     def finish(self, targets: list[_Target]) -> pa.RecordBatch:
-        """Wait until all records are stored. Return rows of the offset map. An error if a partition has a wrong end."""
+        """Wait until all records are stored. Return rows of the offset map. Raise an error if a partition has a wrong
+        end.
+        """
         deadline = time.monotonic() + FLUSH_SECONDS
         while self._producer.flush(1.0):
             self._check()
@@ -200,8 +209,8 @@ class _Run:
             raise ForeignWriterError(f"{target.key[0]}-{target.key[1]} ends at {end} instead of {expected}")
 
     def close(self) -> None:
-        # Records that were not flushed belong to a failed attempt. The next attempt writes them, so they must not
-        # arrive later.
+        # Records that are not flushed yet belong to a failed attempt. The next attempt writes them again, so they must
+        # not arrive later.
         self._producer.purge(in_queue=True, in_flight=False, blocking=True)
         self._consumer.close()
 
@@ -229,7 +238,7 @@ class _Run:
 
     def _check(self) -> None:
         if os.getppid() != self._parent:
-            # The executor has ended, and another executor runs this task.
+            # The executor has ended, and Spark runs this task again on another executor.
             os._exit(1)
         if self._failed:
             raise KafkaException(self._failed[0])
@@ -249,7 +258,7 @@ class _Run:
         return self._consumer.get_watermark_offsets(TopicPartition(*key), REQUEST_SECONDS, cached=False)
 
     def _settled(self, key: Partition, end: int) -> int:
-        """Return the end when it no longer moves: a killed writer's requests may still arrive."""
+        """Return the end of the partition after it has stopped moving. Requests of a killed writer may still arrive."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while time.monotonic() < deadline:
             time.sleep(0.1)
@@ -280,7 +289,7 @@ def mark(topic: str, partition: int, offset: int, timestamp_ms: int) -> bytes:
 
 
 def _by_target(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield the parts of a batch that have one target partition each."""
+    """Yield the parts of a batch. Each part has one target partition."""
     if not batch.num_rows:
         return
     topics, partitions = batch["target_topic"].to_numpy(zero_copy_only=False), batch["target_partition"].to_numpy()

@@ -3,7 +3,7 @@
 Replayed records keep their timestamps by default, so a restored topic is as old as its archive. A retention that suited
 the source then empties the target minutes after the replay. Created topics therefore keep everything until the operator
 sets a retention, and a retention that the operator asked for is refused if it would remove records. For the same reason
-a created topic takes the producer's timestamps, and takes them however old they are.
+a created topic accepts the producer's timestamps, however old they are.
 """
 
 from __future__ import annotations
@@ -21,21 +21,25 @@ RETENTION_MS = "retention.ms"
 RETENTIONS = (RETENTION_MS, "retention.bytes")
 TIMESTAMP_TYPE = "message.timestamp.type"
 CREATE_TIME = "CreateTime"
-# With these a broker refuses records that are old when they arrive, as all replayed records are.
+# With these settings a broker refuses records that are old when they arrive, and all replayed records are old.
 _AGE_LIMITS = ("message.timestamp.before.max.ms", "message.timestamp.difference.max.ms")
-# These settings describe the source cluster's nodes, not the topic.
+# These settings describe nodes of the source cluster, not the topic.
 _PLACED = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A topic to create: its partition count and its settings. `unlimited` names the retentions that were lifted."""
+    """A topic to create: its partition count and its settings. `unlimited` lists the retention settings that were
+    lifted.
+    """
 
     topic: str
     partitions: int
     settings: Mapping[str, str]
     unlimited: Mapping[str, str]
-    """Each lifted retention and the source's own value, empty if the source used its broker's default."""
+    """Each lifted retention setting and the source's own value, which is empty if the source used
+    its broker's default.
+    """
 
 
 def targets(
@@ -47,7 +51,7 @@ def targets(
     """Return the topics that a replay needs, as they would be created.
 
     `archived` holds every partition of the archive, empty ones too. `sources` holds each source topic's own settings.
-    `given` holds the operator's settings, which win.
+    `given` holds the operator's settings, which take precedence.
     """
     highest: dict[str, int] = dict.fromkeys(asked.topics, 0)
     for source, partition in archived:
@@ -71,7 +75,7 @@ def targets(
 
 
 def check_given(given: Mapping[str, str]) -> None:
-    """PipelineError if a retention in --topic-config is no whole number."""
+    """Raise PipelineError if a retention in --topic-config is no whole number."""
     for name in RETENTIONS:
         if name in given and not re.fullmatch(r"-?[0-9]+", given[name]):
             raise PipelineError(
@@ -81,7 +85,7 @@ def check_given(given: Mapping[str, str]) -> None:
 
 
 def check_timestamps(topic: str, config: Mapping[str, str]) -> None:
-    """PipelineError if a topic with these settings would replace the timestamps that a replay keeps."""
+    """Raise PipelineError if a topic with these settings would replace the timestamps that a replay must keep."""
     if config.get(TIMESTAMP_TYPE, CREATE_TIME) != CREATE_TIME:
         raise PipelineError(
             f"The topic {topic} has {TIMESTAMP_TYPE}={config[TIMESTAMP_TYPE]}, so its broker would replace the "
@@ -91,7 +95,7 @@ def check_timestamps(topic: str, config: Mapping[str, str]) -> None:
 
 
 def expiring(retention_ms: str | None, policy: str | None, oldest_ms: int | None, now_ms: int) -> bool:
-    """Return whether retention by time removes a record of `oldest_ms`. `policy` is the topic's cleanup.policy."""
+    """Return whether retention by time would remove a record of `oldest_ms`. `policy` is the topic's cleanup.policy."""
     if oldest_ms is None or retention_ms is None or "delete" not in (policy or "delete"):
         return False
     limit = int(retention_ms)
@@ -99,9 +103,10 @@ def expiring(retention_ms: str | None, policy: str | None, oldest_ms: int | None
 
 
 def check_held(bases: Mapping[Partition, int], records: Mapping[Partition, int], logs: Iterable[Log]) -> int:
-    """Return how many replayed records the targets hold; PipelineError if a partition no longer holds all of them.
+    """Return how many replayed records the targets have. Raise PipelineError if a partition no longer has all of them.
 
-    `bases` are the ends of the target partitions before the replay, `records` what it wrote to each.
+    `bases` are the ends of the target partitions before the replay, and `records` is the number of records that the
+    replay wrote to each.
     """
     held = {(log.topic, log.partition): log for log in logs}
     for key, count in sorted(records.items()):

@@ -30,7 +30,8 @@ def select_records(records: DataFrame, plan: Plan, ranges: Sequence[Range]) -> D
 def with_targets(records: DataFrame, plan: Plan) -> DataFrame:
     """Add the columns target_topic and target_partition."""
     session = records.sparkSession
-    # Broadcast joins, because a chain of CASE per topic or partition is a tree that overflows the JVM's stack.
+    # Use broadcast joins. A chain of CASE expressions, one per topic or partition, is a tree that overflows the JVM's
+    # stack.
     topics = session.createDataFrame(
         [(source, target, plan.counts.get(target)) for source, target in plan.topics.items()],
         "_source string, target_topic string, _count int",
@@ -56,7 +57,7 @@ def _murmur2(key: Column) -> Column:
 
 
 def in_order(targeted: DataFrame, plan: Plan, tasks: int) -> DataFrame:
-    """Put each target partition into one task, its records ordered by source topic, partition and offset."""
+    """Put each target partition into one task, with its records in the order of source topic, partition and offset."""
     places = targeted.sparkSession.createDataFrame(
         [(topic, partition, number % tasks) for number, (topic, partition) in enumerate(sorted(plan.bases))],
         "target_topic string, target_partition int, _task int",
@@ -68,14 +69,14 @@ def in_order(targeted: DataFrame, plan: Plan, tasks: int) -> DataFrame:
         .select(
             "target_topic", "target_partition", "topic", "partition", "offset",
             F.unix_millis("timestamp").alias("timestamp_ms"), "key", "value",
-            # Arrow's writer walks all nulls of a list again for each row that follows, but no empty lists.
+            # For each row, Arrow's writer walks again over all null lists before it, but not over empty lists.
             F.coalesce("headers", F.array().cast(HEADERS)).alias("headers"),
         )
     )  # fmt: skip
 
 
 def summary(targeted: DataFrame) -> DataFrame:
-    """Count records and bytes, and give first and last offset, per source and target partition."""
+    """Count records and bytes, and give the first and last offset, per source and target partition."""
     size = F.coalesce(F.octet_length("key"), F.lit(0)) + F.coalesce(F.octet_length("value"), F.lit(0))
     return (
         targeted.groupBy("topic", "partition", "target_topic", "target_partition")

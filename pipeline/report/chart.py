@@ -1,7 +1,7 @@
 """Charts as SVG text, which a page shows without a script, a font or a network.
 
-The one idea: a chart is drawn in units of its viewBox and takes its colours from the page's CSS classes (c0..c7, grid,
-ink), so one drawing serves light and dark.
+The one idea: a chart is drawn in the units of its viewBox. It takes its colours from the page's CSS classes (c0..c7,
+grid, ink), so one drawing is used for the light and the dark style.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def ticks(greatest: float) -> list[float]:
 
 
 class Drawing:
-    """Return the SVG text of one chart with this `height`."""
+    """The SVG text of one chart with this `height`, built element by element."""
 
     def __init__(self, height: float, label: str) -> None:
         self._height, self._label, self._parts = height, label, list[str]()
@@ -84,7 +84,9 @@ class Drawing:
             self.text(LEFT - 6, y + 4, number_label(value) + unit, "end")
 
     def svg(self, style: str = "") -> str:
-        """Return the chart for a page that has the classes. With a style sheet of its own it can be a file."""
+        """Return the chart for a page that has the CSS classes. If a style sheet is given, the chart can be a file of
+        its own.
+        """
         own = f"<style>{style}</style>" if style else ""
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self._height:.0f}" role="img" '

@@ -25,12 +25,14 @@ MOST_MOVES = 200
 
 COSTS = (("duplicates_min", "twice, at least"), ("duplicates_max", "twice, at most"), ("skipped", "passed over"))
 COSTS_BY_MEMBERS = (("duplicates", "twice, say members' logs"), ("gap_records", "by nobody, say members' logs"))
-"""Costs of a move by column. The journal yields bounds, and members' own logs yield exact values."""
+"""Columns with the cost of a move. The journal yields lower and upper limits, and members' own logs
+yield exact values.
+"""
 
 
 @dataclass
 class Stretch:
-    """An interval in which a member held the partition of this row."""
+    """An interval in which a member held the partition that this row of the chart shows."""
 
     row: int
     member: int
@@ -48,22 +50,23 @@ class GroupData:
     members: list[str] = field(default_factory=list[str])
     stretches: list[Stretch] = field(default_factory=list[Stretch])
     lag: list[tuple[str, list[tuple[int, int]]]] = field(default_factory=list[tuple[str, list[tuple[int, int]]]])
-    """(topic-partition, [(ms, greatest lag)]), the partition with the greatest lag first."""
+    """(topic-partition, [(ms, greatest lag)]). The partition with the greatest lag comes first."""
     moves: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     left_out: list[str] = field(default_factory=list[str])
     """Sentences about data that is not shown."""
 
 
 def costs_of(moves: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return the cost columns in which any of `moves` has a value, exact ones first. A bound that is zero everywhere is
-    left out."""
+    """Return the cost columns in which at least one of `moves` has a value, exact ones first. A limit that is zero
+    everywhere is left out.
+    """
     return [
         (name, words) for name, words in (*COSTS_BY_MEMBERS, *COSTS) if any(move.get(name) for move in moves)
     ]  # fmt: skip
 
 
 def cost(move: dict[str, Any]) -> int:
-    """Return the greatest cost of a move that is proved, in records. An upper bound does not count."""
+    """Return the greatest proved cost of a move, in records. An upper limit proves no cost."""
     return max(move.get(name) or 0 for name, _ in (*COSTS_BY_MEMBERS, *COSTS) if name != "duplicates_max")
 
 
@@ -127,7 +130,7 @@ def _of(table: DataFrame, names: Sequence[str]) -> DataFrame:
 
 
 def _by_group(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """Return `rows` by group, each in its order."""
+    """Return `rows` by group, each group's rows in their order."""
     for name, mine in groupby(rows, key=lambda row: row.group_id):
         yield name, list(mine)
 
@@ -213,7 +216,7 @@ def _add_moves(table: DataFrame, groups: dict[str, GroupData], names: Sequence[s
 
 
 def delivery_data(delivered: DataFrame, findings: list[Finding]) -> ReportData:
-    """Collect owners and records processed twice from members' own logs, if there is no journal."""
+    """Collect owners and records processed twice from the members' own logs, for an analysis without a journal."""
     rows = delivered.orderBy("group_id", "begins_ms").limit(MOST_INTERVALS).collect()
     groups: list[GroupData] = []
     for name, mine in _by_group(rows):

@@ -41,7 +41,7 @@ MOST_NAMES = 24
 PERIOD_MS = 7 * 86_400_000
 """A length of time for which `time_label` shows day, hour and minute."""
 MOST_WIDE = 120
-"""Maximal width of a move's bar. Only bars of this width show a name."""
+"""Maximal width of a move's bar. Only a bar of this width shows a name."""
 
 TOTALS = (
     ("groups", "groups", "that had a rebalance"),
@@ -72,7 +72,7 @@ TABLE_HEADS = (
 
 
 def write_page(path: Path, data: ReportData, *, title: str = "What rebalances cost", extra: Sequence[str] = ()) -> None:
-    """`extra` are further sections, as HTML."""
+    """Write the page. `extra` holds additional sections, as HTML."""
     sections = [_findings(data), *extra, *(_group(group) for group in data.groups)]
     if data.groups_left_out:
         sections.append(
@@ -110,7 +110,7 @@ def _totals(data: ReportData) -> str:
 
 
 def tiles_of(tiles: Iterable[tuple[str, str, str]]) -> str:
-    """Return figures as HTML, each with its name and what it counts."""
+    """Return figures as HTML. Each has its name and a note on what it counts."""
     cells = "".join(
         f'<div><dt>{escape(words)}</dt><dd>{escape(value)}</dd><dd class="what">{escape(what)}</dd></div>'
         for words, value, what in tiles
@@ -237,7 +237,7 @@ def durations(group: GroupData) -> str:
         if rebalance["outcome"] == "superseded":
             middle = LEFT + (number + 0.5) * step
             drawing.line(middle, 10, middle, 196, "bad")
-    # A digit of a number takes about 7 units.
+    # A digit of a number is about 7 units wide.
     skip = max(1, math.ceil(len(str(group.rebalances[-1]["rebalance"])) * 7 / step))
     for number, rebalance in list(enumerate(group.rebalances))[::skip]:
         drawing.text(LEFT + (number + 0.5) * step, 214, str(rebalance["rebalance"]), "middle")

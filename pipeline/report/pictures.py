@@ -74,11 +74,13 @@ def _time_axis(axes: Any, group: GroupData) -> None:
 
 
 Bar = tuple[float, float, float, float]
-"""Left, bottom, width and height, in the units of the axes."""
+"""A bar's left edge, bottom, width and height, in the units of the axes."""
 
 
 def _bars(axes: Any, bars: list[Bar], color: str, label: str | None = None) -> None:
-    """Bars of one color are one artist. With an artist for each of thousands of bars, matplotlib takes many seconds."""
+    """Draw all bars of one color as one artist. With one artist for each of thousands of bars, matplotlib needs many
+    seconds.
+    """
     corners = [
         ((left, low), (left, low + high), (left + wide, low + high), (left + wide, low))
         for left, low, wide, high in bars

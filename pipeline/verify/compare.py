@@ -19,7 +19,7 @@ TASKS_PER_CORE, TASK_RECORDS, TASK_PIECES = 8, 100_000, 4
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The provable `ranges` of a partition, and remarks on why the rest cannot be proved."""
+    """The ranges of a partition that can be proved (`ranges`), and remarks on why the others cannot."""
 
     topic: str
     partition: int
@@ -69,7 +69,7 @@ def scopes(progress: Progress, logs: Sequence[Log]) -> list[Scope]:
 
 
 def pieces(ranges: Iterable[Range]) -> list[Range]:
-    """Cut ranges at borders of blocks, so that no block is in two pieces unless a range ends inside it."""
+    """Cut ranges at the borders of blocks. So a block is in two pieces only if a range ends inside it."""
     size = PIECE_BLOCKS * BLOCK
     found: list[Range] = []
     for each in ranges:
@@ -82,17 +82,17 @@ def pieces(ranges: Iterable[Range]) -> list[Range]:
 
 
 def tasks(pieces: int, records: int, cores: int) -> int:
-    """Return the number of tasks that should read so many pieces.
+    """Return the number of tasks that should read this many pieces.
 
     There is a task per piece, so that no core waits long for the last one. If there are many pieces, several share a
-    task, because each task makes a consumer of its own.
+    task, because each task creates a consumer.
     """
     enough = max(TASKS_PER_CORE * cores, min(pieces // TASK_PIECES, records // TASK_RECORDS))
     return max(1, min(pieces, enough))
 
 
 def work_frame(spark: SparkSession, work: Sequence[Range]) -> DataFrame:
-    """Return a row per piece, spread over tasks: topic, partition, start, end."""
+    """Return a row per piece, distributed over tasks: topic, partition, start, end."""
     rows = [(each.topic, each.partition, each.start, each.end) for each in work]
     count = tasks(len(rows), sum(each.records for each in work), spark.sparkContext.defaultParallelism)
     spread = spark.sparkContext.parallelize(rows, count)
@@ -100,7 +100,7 @@ def work_frame(spark: SparkSession, work: Sequence[Range]) -> DataFrame:
 
 
 def rounds(work: Sequence[Range], offsets: int) -> Iterator[list[Range]]:
-    """Yield `work` in its order, in lists of at least `offsets` offsets each; the last may have fewer."""
+    """Yield `work` in its order, in lists of at least `offsets` offsets each. The last list may have fewer."""
     some: list[Range] = []
     for each in work:
         some.append(each)
@@ -112,16 +112,17 @@ def rounds(work: Sequence[Range], offsets: int) -> Iterator[list[Range]]:
 
 
 def unequal_blocks(archive: DataFrame, topic: DataFrame) -> DataFrame:
-    """Return the blocks that differ: topic, partition, block. `topic` may have the sums of a block in several rows."""
+    """Return the blocks that differ: topic, partition, block. In `topic`, several rows may hold parts of the same
+    block's sums.
+    """
     keys = ("topic", "partition", "block")
     whole = topic.groupBy(*keys).agg(*(F.sum(name).alias(name) for name in ("records", *SUMS)))
     return unequal_groups(archive, whole, keys)
 
 
 def unequal_offsets(archive: DataFrame, topic: DataFrame, *, compacted: bool = False) -> DataFrame:
-    """Return the records that differ: topic, partition, offset, and `what` in words.
-
-    A compacted topic may have removed records that the archive holds.
+    """Return the records that differ: topic, partition, offset, and `what` in words. In a compacted topic, records that
+    the archive has may be missing.
     """
     return unequal_records(
         topic, archive, ("topic", "partition", "offset"), source_name="the topic", copy_name="the archive",
@@ -144,7 +145,7 @@ def unequal_ranges(records: DataFrame) -> DataFrame:
 
 
 def unclaimed(archive: DataFrame, progress: Progress) -> DataFrame:
-    """Count the archive's records that lie outside of its claim, by topic and partition."""
+    """Count the archive's records outside the range that it claims, by topic and partition."""
     claims = claims_frame(archive, progress.first, progress.next)
     inside = (F.col("offset") >= F.col("first")) & (F.col("offset") < F.col("next"))
     return (

@@ -1,8 +1,8 @@
-"""Find the records in which a copy differs from its source, by their sums, and say how.
+"""Find the records in which a copy differs from its source by comparing sums, and describe each difference.
 
 The one idea: a comparison has two steps. Sums over groups of records show which groups differ, and only the records of
 those groups are compared one by one. `verify` compares an archive with its topic, `replay` a target topic with its
-archive; the keys of groups and records are theirs.
+archive; each chooses its own keys for groups and records.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def unequal_records(
 ) -> DataFrame:
     """Return the keys of the records that differ, and `what` in words.
 
-    The source holds each key once; the copy may hold one more than once. With `source_may_lack`, a record that only the
-    copy holds is no difference.
+    The source has each key once; the copy may have a key more than once. With `source_may_lack`, a record that only the
+    copy has is not a difference.
     """
     counted = copy.groupBy(*keys).agg(F.count(F.lit(1)).alias("copies"), *(F.first(name).alias(name) for name in SUMS))
     held = source.withColumn("held", F.lit(True))

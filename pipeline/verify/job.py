@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
 
 
 def by_manifest(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
-    """Return 0 if the archive holds the records that the manifest names, else `DIFFERENT`."""
+    """Return 0 if the archive has exactly the records that the manifest covers, otherwise `DIFFERENT`."""
     where = table.location(arguments.archive, arguments.format)
     only = [name for name in arguments.topics.split(",") if name]
     manifest = evidence.read(spark, arguments.manifest, arguments.public_key, lines)
@@ -120,7 +120,7 @@ class Verification:
         self._reader = TopicReader(cluster.settings, self._read_committed)
 
     def run(self) -> int:
-        """Return 0 if all offsets that can be proved are equal, else `DIFFERENT`."""
+        """Return 0 if all offsets that can be proved are equal, otherwise `DIFFERENT`."""
         records = table.read(self._spark, self._path)
         progress = last_progress(self._spark, self._path)
         if progress is None:
@@ -156,7 +156,7 @@ class Verification:
         return found + self._compare(records, [each for each in told if each.topic in compacted], self._by_record)
 
     def _misdated(self, records: DataFrame, told: Sequence[Scope]) -> list[str]:
-        """Name the records that a reader who filters by date misses."""
+        """Name the records that a reader misses if the reader filters by date."""
         mine = records.where(F.col("topic").isin(sorted({each.topic for each in told})))
         with Ticker(self._spark, self._lines, self._stop):
             rows = misdated(mine).limit(MAX_SHOWN).collect()
@@ -166,7 +166,7 @@ class Verification:
         ]
 
     def _mistyped(self, records: DataFrame, told: Sequence[Scope]) -> list[str]:
-        """Name the records whose columns are not what their value becomes, as far as the job knows how to type it."""
+        """Name the records whose columns differ from their value, as far as the job can type the value itself."""
         if RESCUED not in records.columns:
             return []
         if self._typing is None:
@@ -201,7 +201,9 @@ class Verification:
         ]
 
     def _compare(self, records: DataFrame, told: Sequence[Scope], how: Comparison) -> list[str]:
-        """Compare in rounds, so that progress is reported. A round has pieces of all partitions, as a batch has."""
+        """Compare in rounds, so that the job can report progress. A round has pieces of all
+        partitions, as a batch has.
+        """
         work = sorted(pieces(part for each in told for part in each.ranges), key=lambda part: (part.start, part))
         left = sum(part.records for part in work)
         if not work:

@@ -1,4 +1,4 @@
-"""Checksums of records, written twice: as Spark columns for the archive, and in Python for the topic.
+"""Checksums of records, implemented twice: as Spark columns for the archive, and in Python for the topic.
 
 The one idea: offsets are cut into blocks of `BLOCK`. A block's sum of a column is the sum of each record's CRC-32 times
 its place in the block. So a value that is changed, missing, doubled or moved to another offset changes the sum. Both
@@ -17,7 +17,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from pipeline.schema import TIMESTAMP_TYPES
 
 BLOCK = 4096
-NULL_SUM = 1 << 32  # no CRC-32 is that large
+NULL_SUM = 1 << 32  # no CRC-32 is this large
 TIME_MODULUS = (1 << 32) - 5
 COLUMNS = ("timestamp", "key", "value", "headers")
 
@@ -43,7 +43,7 @@ Headers = Sequence[tuple[str, bytes | None]] | None
 
 
 def record_sums(records: DataFrame) -> DataFrame:
-    """Return `RECORD_SUMS` of an archive's records."""
+    """Return `RECORD_SUMS` for an archive's records."""
     return records.select(
         "topic",
         "partition",
@@ -56,7 +56,7 @@ def record_sums(records: DataFrame) -> DataFrame:
 
 
 def block_sums(sums: DataFrame) -> DataFrame:
-    """Return `BLOCK_SUMS` of record sums."""
+    """Return `BLOCK_SUMS` from record sums."""
     place = F.col("offset") % BLOCK + 1
     return (
         sums.withColumn("block", F.floor(F.col("offset") / BLOCK))
@@ -69,7 +69,7 @@ def block_sums(sums: DataFrame) -> DataFrame:
 
 
 def time_sum(timestamp_ms: int, timestamp_type: int) -> int:
-    """Return the sum of a timestamp. `timestamp_type` is librdkafka's number."""
+    """Return the sum for a timestamp. `timestamp_type` is librdkafka's number."""
     return timestamp_ms % TIME_MODULUS * 4 + timestamp_type
 
 
@@ -78,17 +78,19 @@ def bytes_sum(value: bytes | None) -> int:
 
 
 def headers_sum(headers: Headers) -> int:
-    """Return the sum of a record's headers. No headers and an empty list of headers have the same sum."""
+    """Return the sum for a record's headers. No headers and an empty list of headers have the same sum."""
     return bytes_sum(headers_text(headers).encode()) if headers else NULL_SUM
 
 
 def headers_text(headers: Headers) -> str:
-    """Return headers as a text. It has the lengths of keys, so no two lists of headers have the same text."""
+    """Return headers as a text that contains the lengths of keys. So different lists of headers
+    have different texts.
+    """
     return ";".join(f"{len(key)}:{key}={'-' if value is None else value.hex().upper()}" for key, value in headers or ())
 
 
 def crc_column(column: Column) -> Column:
-    """Return `bytes_sum` of a column of bytes."""
+    """Return `bytes_sum` for a column of bytes."""
     return F.coalesce(F.crc32(column), F.lit(NULL_SUM))
 
 
@@ -100,7 +102,7 @@ def _time_column() -> Column:
 
 
 def headers_column() -> Column:
-    """Return `headers_text` as bytes, null without headers."""
+    """Return `headers_text` as bytes, null if there are no headers."""
 
     def text(header: Column) -> Column:
         value = F.coalesce(F.hex(header["value"]), F.lit("-"))

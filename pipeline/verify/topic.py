@@ -36,13 +36,13 @@ BLOCKS_OUT = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class TopicReader:
-    """Reads topics in Spark's workers: pieces of work in, sums out. `settings` are librdkafka's."""
+    """Reads topics in Spark's workers: it receives pieces of work and returns sums. `settings` are librdkafka's."""
 
     settings: Mapping[str, str]
     read_committed: bool = True
 
     def blocks(self, pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield sums per block. Pieces must meet at borders of blocks; a range itself may begin and end elsewhere."""
+        """Yield sums per block. Pieces must end at borders of blocks, but a range itself may begin and end anywhere."""
         for topic, partition, read in self.read(pieces):
             sums: dict[int, list[int]] = {}
             for messages, times in read:
@@ -63,19 +63,21 @@ class TopicReader:
                 yield pa.record_batch([pa.array(names), pa.array(partitions, pa.int32()), *columns], schema=RECORDS_OUT)
 
     def read(self, pieces: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, Iterator[Read]]]:
-        """Yield topic and partition of each piece, and its records. Read these before the next piece."""
+        """Yield the topic and partition of each piece, and its records. The caller must read these before the next
+        piece.
+        """
         consumer = Consumer(
             {
                 **self.settings,
-                "group.id": "sluice-verify",  # never joined
+                "group.id": "sluice-verify",  # librdkafka requires a group id; no group is joined
                 "enable.auto.commit": "false",
                 "enable.partition.eof": "true",
                 "auto.offset.reset": "error",
                 "isolation.level": "read_committed" if self.read_committed else "read_uncommitted",
                 "check.crcs": "true",
                 "fetch.queue.backoff.ms": "5",
-                # A few large answers cost the broker least. But records that are read ahead beyond a piece's end are
-                # discarded.
+                # A few large answers cost the broker least. But records that are fetched beyond a piece's end are
+                # wasted.
                 "max.partition.fetch.bytes": str(4 << 20),
                 "queued.min.messages": "20000",
                 "queued.max.messages.kbytes": "32768",
@@ -91,7 +93,7 @@ class TopicReader:
 
 
 Read: TypeAlias = tuple[list[Message], Integers]
-"""Messages, and a row for each: the type of its timestamp, the timestamp."""
+"""Messages, each with its timestamp and the type of the timestamp."""
 
 
 @dataclass(slots=True)
@@ -105,14 +107,14 @@ _headers, _timestamp, _error = methodcaller("headers"), methodcaller("timestamp"
 
 
 def _read(consumer: Consumer, topic: str, partition: int, start: int, end: int) -> Iterator[Read]:
-    """Yield the records from `start` to before `end`. KafkaException if the cluster is silent or refuses."""
+    """Yield the records from `start` to before `end`. Raise KafkaException if the cluster is silent or refuses."""
     where = TopicPartition(topic, partition, start)
     consumer.assign([where])
     position, heard = start, time.monotonic()
     while position < end:
         messages = consumer.consume(min(CHUNK_RECORDS, end - position), POLL_SECONDS)
         if not messages:
-            # If the last offsets of the range hold no record, the position passes them and no message arrives.
+            # If the last offsets of the range have no record, the position passes them although no message arrives.
             here = consumer.position([where])[0].offset
             if here != OFFSET_INVALID and here >= end:
                 return
@@ -121,8 +123,8 @@ def _read(consumer: Consumer, topic: str, partition: int, start: int, end: int) 
             continue
         heard = time.monotonic()
         times = _times(messages)
-        # A message that is an error has no timestamp, and few records have none. So errors are searched only if a
-        # timestamp is missing.
+        # A message that stands for an error has no timestamp, and few records lack a timestamp. So the reader looks for
+        # errors only if a timestamp is missing.
         ended = False
         if not times[:, 0].all():
             errors = [error for error in map(_error, messages) if error is not None]
@@ -145,7 +147,7 @@ def _read(consumer: Consumer, topic: str, partition: int, start: int, end: int) 
 
 
 def _times(messages: list[Message]) -> Integers:
-    """Return a row per message: the type of its timestamp, and the timestamp."""
+    """Return for each message the type of its timestamp, and the timestamp."""
     count = len(messages)
     return np.fromiter(chain.from_iterable(map(_timestamp, messages)), np.int64, 2 * count).reshape(count, 2)
 
@@ -166,7 +168,7 @@ def chunk_of(messages: list[Message], times: Integers) -> Chunk:
 def bytes_sums(values: list[bytes | None]) -> Integers:
     try:
         return np.fromiter(map(crc32, cast("list[bytes]", values)), np.int64, len(values))
-    except TypeError:  # a null is among them
+    except TypeError:  # one of the values is null
         return np.fromiter(map(bytes_sum, values), np.int64, len(values))
 
 

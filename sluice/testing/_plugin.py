@@ -1,7 +1,7 @@
-"""The pytest plugin: one server for each process of a test run, fresh for each test that asks for `kafka`.
+"""The pytest plugin: one server for each process of a test run, emptied for each test that uses `kafka`.
 
-The one idea: starting costs a second and resetting some milliseconds. So a server lives as long as the session, and
-each pytest-xdist worker, which has a session of its own, has a server of its own on a port that the kernel chose.
+The one idea: a start takes a second, and a reset takes some milliseconds. So a server lives as long as the session.
+Each pytest-xdist worker has a session of its own, and so a server of its own. The kernel chooses the server's port.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def kafka_bootstrap(kafka_server: Kafka) -> str:
 
 @pytest.fixture
 def kafka(kafka_server: Kafka) -> Iterator[Kafka]:
-    """The session's server without topics, groups and faults of earlier tests."""
+    """The session's server, without topics, groups and faults from earlier tests."""
     kafka_server.reset()
     yield kafka_server
     kafka_server.heal()

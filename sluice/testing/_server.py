@@ -1,7 +1,7 @@
 """The process of a test server, and the socket by which a test controls it.
 
-The one idea: the control socket is inherited, never named. The server ends when the socket closes, which happens also
-if this process is killed.
+The one idea: the server inherits the control socket, which has no name. The server ends when the socket closes, and the
+socket also closes if this process is killed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Kafka:
 
     @property
     def bootstrap(self) -> str:
-        """HOST:PORT, as clients take it for `bootstrap.servers`."""
+        """HOST:PORT, in the form that clients take for `bootstrap.servers`."""
         if not self._bootstrap:
             raise KafkaTestError("the test server has not been started: use `with Kafka() as kafka`")
         return self._bootstrap
@@ -93,7 +93,7 @@ class Kafka:
         command = [sys.executable, "-P", "-m", "sluice", "test-server", f"--control-fd={theirs.fileno()}"]
         command += [f"--set={name}={value}" for name, value in self._settings.items()]
         command += [] if self._postgres_bin is None else [f"--postgres-bin={os.fspath(self._postgres_bin)}"]
-        # Settings of a gateway in the environment are not meant for the test's.
+        # A gateway's settings in the environment are not meant for the test server.
         environment = {name: text for name, text in os.environ.items() if not name.startswith("SLUICE_")}
         others = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = os.pathsep.join([str(_PARENT), *([others] if others else [])])
@@ -106,7 +106,7 @@ class Kafka:
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                # Ctrl-C is for the tests; the server ends when they have ended.
+                # Ctrl-C is meant for the tests. The server ends when they have ended.
                 start_new_session=True,
             )
         except OSError as error:
@@ -122,7 +122,7 @@ class Kafka:
             raise
 
     def stop(self) -> None:
-        """Stop the server and remove everything it has written. Without effect if it does not run."""
+        """Stop the server and remove everything it has written. This has no effect if the server does not run."""
         process, self._process = self._process, None
         if self._control is not None:
             self._control.close()
@@ -148,7 +148,7 @@ class Kafka:
     # --- topics ---------------------------------------------------------------------------------------------------
 
     def create_topic(self, name: str | None = None, *, partitions: int = 1) -> str:
-        """Create a topic and return its name; without `name` a new name is chosen."""
+        """Create a topic and return its name. Without `name`, the server chooses a new name."""
         chosen = name or f"topic-{os.getpid()}-{next(self._numbers)}"
         self._do("create_topic", name=chosen, partitions=partitions)
         return chosen
@@ -164,18 +164,18 @@ class Kafka:
         return dict(self._do("members", group=group))
 
     def lose_member(self, group: str, member_id: str | None = None, *, timeout: float = 30.0) -> str:
-        """End the session of a member, by default the oldest's, as if the member had been silent too long.
+        """End the session of a member, by default the oldest member, as if it had been silent for too long.
 
-        Returns its id once the group has dropped it. The client learns it from its next heartbeat or commit, as after
-        a pause, and joins again.
+        Return the member's id once the group has removed the member. The client learns of the removal from its next
+        heartbeat or commit, as after a pause, and joins again.
         """
         return str(self._do("lose_member", group=group, member_id=member_id, timeout_s=timeout))
 
     def rebalance(self, group: str, *, timeout: float = 30.0) -> None:
         """Let one more member join a classic or consumer group and leave again.
 
-        Returns once the members have their partitions back. Members answer with their next heartbeats, so this takes
-        some heartbeat intervals, and the members must poll.
+        Return once the members own their partitions again. Members learn of a rebalance from their next heartbeats. So
+        this takes some heartbeat intervals, and the members must poll.
         """
         self._do("rebalance", group=group, timeout_s=timeout)
 
@@ -213,7 +213,7 @@ class Kafka:
             return self._receive(ACTION_SECONDS + float(arguments.get("timeout_s", 0))).get("result")
 
     def _receive(self, seconds: float) -> dict[str, Any]:
-        """Return the next line. Raise KafkaTestError if it reports an error or does not come in time."""
+        """Return the next line. Raise KafkaTestError if the line reports an error or does not arrive in time."""
         assert self._control is not None
         deadline = time.monotonic() + seconds
         while b"\n" not in self._received:

@@ -1,7 +1,7 @@
 """Sluice's container image for Testcontainers, with the methods of its `KafkaContainer`.
 
-The one idea: clients outside need the port that the engine has mapped, and it is known only once the container runs.
-So the container waits for a script that names the address, and then serves.
+The one idea: clients outside the container need the port that the engine has mapped. This port is known only once the
+container runs. So the container waits for a script that contains the address, and then serves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCRIPT = "/tmp/sluice-start.sh"
 
 
 class SluiceContainer(DockerContainer):
-    """One node with its embedded Postgres. `start` returns when it serves."""
+    """One node with its embedded Postgres. `start` returns when the node serves."""
 
     def __init__(self, image: str, port: int = PORT, **more: object) -> None:
         """Take the image's name and the port that the node listens on inside the container."""
@@ -36,11 +36,11 @@ class SluiceContainer(DockerContainer):
         return self
 
     def with_kraft(self) -> SluiceContainer:
-        """Return the container unchanged; present because KafkaContainer has it."""
+        """Return the container unchanged. The method exists because KafkaContainer has it."""
         return self
 
     def get_bootstrap_server(self) -> str:
-        """Return HOST:PORT, as clients outside the container reach the node."""
+        """Return HOST:PORT, at which clients outside the container reach the node."""
         return f"{self.get_container_host_ip()}:{self.get_exposed_port(self.port)}"
 
     def start(self, timeout: float = START_SECONDS) -> SluiceContainer:

@@ -63,7 +63,8 @@ order by judged.dirty_bytes::double precision / (judged.clean_bytes + judged.dir
 limit $5;
 
 -- name: cleaned_to
--- The offset up to which each of the given partitions has been cleaned; no row for a partition that was never cleaned.
+-- Return the offset up to which each of the given partitions has been cleaned. There is no row for a partition that was
+-- never cleaned.
 select s.partition_key, s.first_dirty_offset from compaction_state s
 where s.partition_key = any($1::bigint[]) and s.first_dirty_offset > 0;
 
@@ -95,8 +96,8 @@ from (
 ) counted;
 
 -- name: finish_compaction
--- Record up to where the log is clean, and the bytes below. No row if another run began since; 'moved' if the oldest
--- chunk below $3 is not $5 any more, so that the bytes are wrong.
+-- Store the offset up to which the log is clean, and the bytes below it. Return no row if another run has begun. Return
+-- 'moved' if the oldest chunk below $3 is not $5 any more, because the bytes are then wrong.
 with oldest as (
     select (
         select c.base_offset from chunk c where c.partition_key = $1 and c.base_offset < $3 order by c.base_offset limit 1

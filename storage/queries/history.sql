@@ -14,7 +14,7 @@ select
     pg_backend_pid() as process_id;
 
 -- name: history_is_kept
--- Return whether a database of ours exists yet.
+-- Return whether the database already has Sluice's tables.
 select to_regclass('sluice.cluster') is not null;
 
 -- name: present_history

@@ -1,4 +1,4 @@
-"""Curves of cost: each runs in its smallest form on real nodes, and the report says where a curve bends."""
+"""Cost curves: each runs in its smallest form on real nodes, and the report says from which point a curve bends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_curve_measures_two_steps_of_real_nodes(name: str) -> None:
     steps = measure(name, (1, 2), warm_up_s, seconds)
     assert [each.count for each in steps] == [1, 2]
     for each in steps:
-        # On a machine that is busy, requests of the warm-up are answered in the measured time.
+        # On a busy machine, requests of the warm-up may be answered in the measured time.
         assert 0 < each.paced.answered_per_s * seconds <= each.paced.offered_per_s * (warm_up_s + seconds)
         assert 0 < each.paced.p50_ms <= each.paced.p99_ms
         assert each.gateway_cores > 0

@@ -1,5 +1,5 @@
-"""The process between gateway and Postgres forwards all bytes, delays each direction, and holds
-no more than its bound.
+"""A process between the gateway and Postgres forwards all bytes, delays each direction, and holds a limited number of
+bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DELAY_S = 0.05
 PIECE_BYTES = 1024 * 1024
 PIECES = 100
 SOCKETS_BYTES = 32 * 1024 * 1024
-"""More than the sockets on the way can hold."""
+"""More bytes than the sockets between the two sides can hold."""
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Graphs of measurements are whole SVG files, and their lines lie where their values are."""
+"""Graphs of measurements are valid SVG files, and their lines are drawn where their values belong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Latency beside other work: the arithmetic of phases on values, and a short run on a real gateway."""
+"""Latency beside other work: the arithmetic of phases, and a short run on a real gateway."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PHASES = [Phase("", 0, 10), Phase("backup", 12, 22, "1 backups"), Phase("", 24, 
 
 
 def samples(waits_ms: Sequence[float]) -> list[Sample]:
-    """Return a hundred records of each phase, which all waited so long, and some between the phases."""
+    """Return a hundred records of each phase, all with this waiting time, and some records between the phases."""
     within = [
         Sample(phase.begins_s + number / 10, waited_ms)
         for phase, waited_ms in zip(PHASES, waits_ms, strict=True)
@@ -75,5 +75,5 @@ def test_reader_retention_backup_and_snapshot_do_their_work_beside_the_probe(mon
 
 @pytest.mark.long
 def test_compaction_and_mover_do_their_work_beside_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The mover looks every ten seconds.
+    # The mover of records (the roller) runs every ten seconds.
     short_run(monkeypatch, ["compaction", "mover"], 15.0)

@@ -1,4 +1,6 @@
-"""The report of the comparison with other servers, and the commits alone that it shows beside a missed target."""
+"""The report of the comparison with other servers. If a target is missed, the report also shows commits without other
+work.
+"""
 
 from __future__ import annotations
 

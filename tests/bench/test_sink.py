@@ -1,4 +1,4 @@
-"""A stock producer accepts the sink as a broker."""
+"""A stock producer accepts the sink, a program that acknowledges records without storing them, as a broker."""
 
 from __future__ import annotations
 

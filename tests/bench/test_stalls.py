@@ -1,4 +1,4 @@
-"""Syncs of a separate process show stalls of the disk: the arithmetic on values, and a real process that syncs."""
+"""A separate process that syncs a file shows stalls of the disk: the arithmetic, and a real process that syncs."""
 
 from __future__ import annotations
 

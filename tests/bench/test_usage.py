@@ -41,7 +41,8 @@ def test_ended_threads_count_as_the_rest_of_their_process() -> None:
     spent = between(Snapshot(10, AT_REST, {7: before}), Snapshot(12, AT_REST, {7: after}))
     assert spent.groups["a"] == Usage(0.5, 0, 3)
     assert spent.groups["b"].user_s == 0.25
-    # The thread that ended had used 2 seconds. They are in both sums of its process, and it used more before it ended.
+    # The thread that ended had used 2 seconds, which are part of both sums of its process. It used more CPU time before
+    # it ended.
     assert spent.groups["ended"].user_s == pytest.approx(2 - 0.75 + 0.5)
     assert spent.groups["ended"].system_s == 1
 

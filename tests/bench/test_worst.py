@@ -1,4 +1,4 @@
-"""The bench of the worst requests sends requests of every API, and each request gets past the first checks."""
+"""The bench of the worst requests covers every API, and each of its requests passes the first checks."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ def test_requests_that_follow_one_another_can_be_decoded() -> None:
             has_more_elements(request, min(WIDE_PARTITIONS, worst_requests.ADMINISTERED) - 1)
             or "describe_share" in case.name
             or "join_group" in case.name
-            or case.name == "describe_configs: a node and its loggers"  # The answer is wide, not the request.
+            or case.name == "describe_configs: a node and its loggers"  # The answer is large, not the request.
         )
         assert not has_more_elements(request, LINES[int(case.api_key)].max_elements)

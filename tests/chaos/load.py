@@ -1,8 +1,8 @@
 """A load that remembers what was acknowledged: records with their offsets, and committed offsets.
 
 The one idea: acknowledgements go into plain sets as they arrive. After a fault the log is read from the start and
-compared with these sets. An idempotent producer retries through the fault, so each acknowledged record is there exactly
-once.
+compared with these sets. An idempotent producer retries through the fault, so each acknowledged record is in the log
+exactly once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import confluent_kafka
 
 
 class Load(threading.Thread):
-    """Produce until stopped, and commit a rising offset for each partition."""
+    """Produces until it is stopped, and commits a rising offset for each partition."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, *, pause_s: float = 0.005) -> None:
         """`pause_s` is the pause after each 50 records. It limits what a long load has to compare."""
@@ -93,7 +93,7 @@ class Load(threading.Thread):
         try:
             answered = committer.commit(offsets=wanted, asynchronous=False)
         except confluent_kafka.KafkaException:
-            return  # The commit was refused or not answered, so it is not acknowledged and promises nothing.
+            return  # The commit was refused or got no answer, so the gateway has promised nothing.
         for partition in answered or ():
             if partition.error is None:
                 self.committed[partition.partition] = partition.offset

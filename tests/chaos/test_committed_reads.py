@@ -1,7 +1,7 @@
 """Reads with read_committed, checked against a model of the log.
 
-Random transactions run on a real Postgres. Their results reach a node's tail late, out of order or never. The tail must
-return what Postgres returns.
+Random transactions run on a real Postgres. The node's tail (its records in memory) learns of their results late, out of
+order or never. The tail must return what Postgres returns.
 
 SLUICE_TRANSACTION_SEEDS=200 python -m pytest tests/chaos/test_committed_reads.py
 """
@@ -50,12 +50,12 @@ PARTITIONS = 2
 PRODUCERS = 3
 TAIL_BYTES = (0, 800, 3_000, 20_000, 10**6)
 RECENT = 40
-"""Number of recent offsets from which the tail is read again and again."""
+"""Number of recent offsets from which the test reads the tail again and again."""
 READ_BYTES = (1, 200, 600, 10**6)
 
 
 class Told(Protocol):
-    """A notification to a node. The node's event loop calls it."""
+    """A notification to a node. It must run on the node's event loop."""
 
     def __call__(self) -> None: ...
 
@@ -65,7 +65,7 @@ class ModelBatch:
     base_offset: int
     last_offset: int
     values: list[bytes]
-    """Values of the records; a marker has none."""
+    """Return the values of the records. A marker has no value."""
     transaction: ModelTransaction | None = None
 
 
@@ -134,7 +134,7 @@ class ModelLog:
 
 
 class Run:
-    """Random calls by a seed. `tell` keeps events until the node's event loop would process them."""
+    """Random calls that follow from a seed. `tell` keeps events until the node's event loop would process them."""
 
     def __init__(self, seed: int, database: Database, log: LogStore, roller: Roller, topic: Topic) -> None:
         self.chance = random.Random(seed)
@@ -146,7 +146,7 @@ class Run:
         self.under_way: dict[int, set[PartitionKey]] = {}
         self.untold: list[Told] = []
         self.elsewhere = self.chance.choice((0.0, 0.2, 0.5))
-        """Share of the transactions that are ended by another node than the one that began them."""
+        """Share of the transactions that one node begins and another node ends."""
         self.disorder = self.chance.choice((0.0, 0.02, 0.2, 0.5))
         self.settled = False
         self.count = 0
@@ -171,7 +171,7 @@ class Run:
         self.look()
 
     async def settle(self) -> None:
-        """Process all pending events, and let the node read where the logs end."""
+        """Process all pending events, and let the node read the ends of its logs."""
         while self.untold:
             self.untold.pop(0)()
         states = await self.log.states(self.keys)
@@ -239,7 +239,7 @@ class Run:
             self._tell(partial(self.tail.observe, key, state, 0.0))
 
     async def lose(self) -> None:
-        """Lose an event: another node caused it, or the answer never arrived."""
+        """Lose an event, as if another node had caused it or the answer had never arrived."""
         if self.untold:
             self.untold.pop(self.chance.randrange(len(self.untold)))
 
@@ -294,14 +294,14 @@ class Run:
     # --- answers to readers -------------------------------------------------------------------------------------------
 
     async def read(self) -> None:
-        """Read one place both from the tail and from Postgres."""
+        """Read from one offset, both from the tail and from Postgres."""
         key = self.chance.choice(self.keys)
         model = self.models[key]
         first = model.log_start if self.chance.random() < 0.3 else max(model.log_start, model.end - RECENT)
         offset = self.chance.randint(first, model.end)
         max_bytes = self.chance.choice(READ_BYTES)
         cold = await self._read_cold(key, offset, max_bytes)
-        # Postgres decides by the chunk how much fits, so either read may end first.
+        # Postgres cuts the result at the border of a chunk, so either of the two reads may end first.
         for batch, stored in zip(self.read_warm(key, offset, max_bytes) or (), cold, strict=False):
             assert bytes(batch) == bytes(stored.records)
 
@@ -312,7 +312,7 @@ class Run:
                 self.read_warm(key, offset, self.chance.choice(READ_BYTES))
 
     def read_warm(self, key: PartitionKey, offset: int, max_bytes: int) -> Sequence[Buffer] | None:
-        """Read from the tail. It may know less than Postgres, but nothing else."""
+        """Read from the tail. The tail may have fewer records than Postgres, but no others."""
         model = self.models[key]
         found = self.tail.read(key, offset, max_bytes, at_least_one=True, now_s=0.0, committed=True)
         if found is None or found.known.log_start_offset > offset:

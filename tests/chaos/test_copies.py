@@ -1,7 +1,7 @@
 """Copies of a data directory, started elsewhere.
 
-One is of a stopped node, one of a single moment of a running node. The third has a Postgres that is older than its
-segments, which makes it another history.
+One is a copy of a stopped node, and one of a single moment of a running node. In the third, Postgres is older than the
+segments, so the copy is another history.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.steps.waiting import until, wait_for
 PARTITIONS = 4
 DEADLINE_S = 60.0
 SETTINGS = {"group.initial.rebalance.delay.ms": "0", "log.store.inline.max.bytes": "1000"}
-"""Settings by which most bytes lie in segments."""
+"""Settings with which segments hold most records."""
 
 Records = dict[tuple[int, int], bytes]
 
@@ -45,8 +45,8 @@ def elsewhere() -> Iterator[Path]:
 def started(directory: Path) -> Iterator[GatewayProcess]:
     """Start a node with its own Postgres on a copy.
 
-    Wait until the copy drops the original's nodes: it names them until their registration has expired, and here they
-    still live.
+    Wait until the copy no longer lists the original's nodes. It lists them until their registrations have expired, and
+    in this test the original nodes are still alive.
     """
     node = GatewayProcess(directory, database_url=None, settings=SETTINGS, environment={})
     node.start()
@@ -76,7 +76,7 @@ def epochs(node: GatewayProcess) -> set[int]:
 
 
 def is_whole(node: GatewayProcess) -> subprocess.CompletedProcess[str]:
-    """Run `sluice check` against a running node."""
+    """Run `sluice check` against a running node. Return whether it found no fault."""
     return sluice("check", "--data-dir", str(node.data_dir))
 
 
@@ -88,7 +88,7 @@ def loaded(gateway: GatewayProcess, count: int) -> Load:
 
 
 def assert_goes_on(node: GatewayProcess, topic: str, before: Records) -> None:
-    """Assert that the node appends records behind those it has."""
+    """Assert that the node appends new records behind its existing ones."""
     more = Load(node.bootstrap, topic, PARTITIONS)
     more.start()
     more.wait_for(500)
@@ -121,7 +121,7 @@ def test_a_copy_of_a_stopped_node_serves_what_the_node_did(gateway_factory: Gate
 def test_a_copy_of_one_moment_of_a_running_node_has_every_acknowledged_record(
     gateway_factory: GatewayFactory, elsewhere: Path
 ) -> None:
-    """The copy is like a snapshot of the file system. Both processes stand still, so `cp` sees one moment."""
+    """The copy is like a snapshot of the file system: both processes are stopped, so `cp` copies one moment."""
     gateway = gateway_factory(SETTINGS, embedded=True)
     load = loaded(gateway, 2000)
     gateway.pause_postgres()
@@ -146,7 +146,9 @@ def test_a_copy_of_one_moment_of_a_running_node_has_every_acknowledged_record(
 def test_a_copy_that_is_older_than_its_segments_is_another_history(
     gateway_factory: GatewayFactory, elsewhere: Path
 ) -> None:
-    """Copy Postgres by `pg_basebackup`, then the segments under the lock that keeps them (docs/operate.md)."""
+    """Copy Postgres by `pg_basebackup`, and then copy the segments under the lock that prevents their removal
+    (docs/operate.md).
+    """
     gateway = gateway_factory(SETTINGS, embedded=True)
     load = loaded(gateway, 2000)
     acknowledged = dict(load.acknowledged)

@@ -1,4 +1,4 @@
-"""Members of a share group acknowledge, release, vanish and return, through kills of the gateway.
+"""Members of a share group acknowledge and release records, vanish and return, while the gateway is killed.
 
 Acknowledged records are not delivered again, and in the end every record is acknowledged.
 """
@@ -39,7 +39,7 @@ class Books:
     def __init__(self) -> None:
         self.settled: set[int] = set()
         self.in_doubt: set[int] = set()
-        """Offsets whose acknowledgement was not answered: they may be acknowledged."""
+        """Offsets whose acknowledgement got no answer: the gateway may or may not have processed it."""
 
     def given(self, offsets: range) -> None:
         again = self.settled.intersection(offsets)
@@ -51,7 +51,7 @@ class Books:
 
 
 class Worker:
-    """A member that is replaced whenever it ends, and reconnects whenever its connection is lost."""
+    """A member that is replaced when it ends, and that reconnects when it loses its connection."""
 
     def __init__(self, gateway: GatewayProcess, group_id: str, topic: str, books: Books, seed: str) -> None:
         self._gateway = gateway
@@ -80,7 +80,7 @@ class Worker:
                 await self._acknowledge(reader, offsets)
 
     async def _acknowledge(self, reader: Reader, offsets: range) -> None:
-        # Releases are so rare that no record reaches the delivery limit.
+        # Releases are rare, so that no record reaches the delivery limit.
         accepts = self._chance.random() < 0.9
         if accepts:
             self._books.in_doubt.update(offsets)

@@ -26,7 +26,7 @@ PARTITIONS = 4
 PRODUCERS = 4
 FAULTS = 3
 BETWEEN = 10
-"""Transactions that end between one fault and the next."""
+"""Number of transactions between two faults."""
 SETTINGS = {"log.store.inline.max.bytes": "2000"}
 
 Fault = Callable[[], None]
@@ -80,7 +80,7 @@ def test_transactions_of_a_killed_node_with_its_postgres_are_whole_or_absent(
 def test_transactions_of_two_killed_nodes_on_one_postgres_are_whole_or_absent(
     gateway_factory: GatewayFactory, restorable: RestorablePostgres, faults: int, seed: int
 ) -> None:
-    """A killed backend ends all sessions."""
+    """When a backend is killed, Postgres ends all sessions."""
     nodes = [gateway_factory(database_url=restorable.url) for _ in range(2)]
 
     def restart(node: GatewayProcess) -> None:

@@ -1,7 +1,8 @@
 """Transactional producers that remember the outcome of each transaction, and a reader with read_committed.
 
 The one idea: a transaction is all of its records or none. So the expected end of a reader follows from what each
-producer learned: committed, aborted, or nothing. Records name their producer, their transaction and their place in it.
+producer learned: committed, aborted, or nothing. Each record names its producer, its transaction and its position in
+the transaction.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 PATIENCE_S = 60.0
 CALL_S = 5.0
-"""Seconds that one call of a client may take before it is repeated."""
+"""Seconds that one call of a client may take before the test repeats it."""
 
 Place = tuple[int, int, int]
 """Identity of a record: its producer, its transaction, and its index within the transaction."""
@@ -32,7 +33,7 @@ class Outcome(Enum):
 
 
 class _AbortRequiredError(Exception):
-    """The client says that this transaction can only be aborted."""
+    """The client reports that this transaction can only be aborted."""
 
 
 class Progress:
@@ -56,21 +57,21 @@ class Progress:
 
 
 class TransactionalProducer(threading.Thread):
-    """Commit or abort one transaction after the other until stopped."""
+    """Commits or aborts one transaction after the other until it is stopped."""
 
     def __init__(self, number: int, seed: int, bootstrap: str, topic: str, partitions: int, progress: Progress) -> None:
         super().__init__(daemon=True)
         self.number = number
         self._progress = progress
         self.planned: list[Counter[tuple[int, Place]]] = []
-        """Records and their partitions, by transaction."""
+        """Planned records of each transaction, with their partitions."""
         self.outcomes: list[Outcome] = []
         self.failure: BaseException | None = None
         self._chance = random.Random(seed * 1_000 + number)
         self._servers, self._topic, self._partitions = bootstrap, topic, partitions
         self._transactional_id = f"{topic}-{number}"
         self._asked = False
-        """True if the client was asked to commit the present transaction."""
+        """True once this producer has asked the client to commit the current transaction."""
         self._stop_requested = threading.Event()
 
     def run(self) -> None:
@@ -116,7 +117,7 @@ class TransactionalProducer(threading.Thread):
         return producer
 
     def _run_transaction(self, producer: confluent_kafka.Producer) -> Outcome | None:
-        """Run one transaction. None means that the client can do nothing more."""
+        """Run one transaction. Return None if the client cannot do anything more."""
         self._asked = False
         try:
             producer.begin_transaction()
@@ -150,7 +151,7 @@ class TransactionalProducer(threading.Thread):
 
 
 class CommittedReader(threading.Thread):
-    """Read every partition from its first record with read_committed, up to given ends."""
+    """Reads every partition from its first record with read_committed, up to given ends."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
         super().__init__(daemon=True)
@@ -232,8 +233,9 @@ def ends_of(bootstrap: str, topic: str, partitions: int) -> list[int]:
 
 
 def assert_whole(records: Sequence[Sequence[Place]], producers: Sequence[TransactionalProducer]) -> Counter[Outcome]:
-    """Assert that each transaction is there as a whole, once and in order, or is absent, as its producer learned.
-    Return the number of each outcome."""
+    """Assert that each transaction is complete, once and in order, or absent, as its producer learned. Return how many
+    transactions had each outcome.
+    """
     seen: dict[tuple[int, int], Counter[tuple[int, Place]]] = {}
     for partition, places in enumerate(records):
         for place in places:

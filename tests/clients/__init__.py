@@ -1,1 +1,1 @@
-"""Stock clients against a real gateway process, black box."""
+"""Stock clients against a gateway in its own process. The tests use only what any client can see."""

@@ -48,7 +48,8 @@ def rebalance_and_close(bootstrap: str, chance: random.Random) -> None:
     first = member(bootstrap, group, topic)
     poll_until_owned(first, PARTITIONS)
     second = member(bootstrap, group, topic)
-    # Close at a random moment of the rebalance, or when both own their share. One of the two may not have noticed yet.
+    # Close at a random moment of the rebalance, or when both consumers own their share. One of them may not know yet
+    # that a rebalance has begun.
     at, linger_s = chance.choice((time.monotonic() + 0.6 * chance.random(), None)), chance.choice((0.001, 0.05))
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < (deadline if at is None else at):

@@ -29,8 +29,9 @@ from tests.closing import close
 
 NO_SETTINGS: Mapping[str, str | int] = {}
 SESSION_MS = 30_000
-"""Session of the clients written in Python. Their threads share one interpreter, so on a slow machine a heartbeat may
-be seconds late. Each of these members leaves in order, so no test waits for a session to end."""
+"""Session timeout of the clients written in Python. Their threads share one interpreter, so on a slow machine a
+heartbeat may be seconds late. Each of these members leaves with LeaveGroup, so no test waits for a session to end.
+"""
 
 
 class ConfluentConsumer(ConsumerThread):
@@ -52,8 +53,9 @@ class ConfluentConsumer(ConsumerThread):
         self.settings = settings
         self.awaits_partitions = False
         """A test sets this after it has seen the coordinator withhold the consumer's partitions. The consumer then
-        closes at once. Otherwise it would leave only after it has received them. No event is on its way for which
-        closing could wait."""
+        closes at once. Otherwise the consumer would leave only after it has received the partitions. While the
+        coordinator withholds them, no event arrives for which the close could wait.
+        """
 
     def open(self) -> None:
         self.consumer = confluent_kafka.Consumer(
@@ -93,7 +95,7 @@ class ConfluentConsumer(ConsumerThread):
 
     def close_consumer(self) -> None:
         if "group.instance.id" in self.settings:
-            self.consumer.close()  # A static member stays in its group.
+            self.consumer.close()  # A static member sends no LeaveGroup and stays in its group.
         elif self.awaits_partitions:
             self.consumer.close()
         else:
@@ -101,8 +103,9 @@ class ConfluentConsumer(ConsumerThread):
 
 
 class ConfluentConsumerProtocol(ConfluentConsumer):
-    """A librdkafka consumer with `group.protocol=consumer` (KIP-848): `assignor` names the coordinator's, uniform or
-    range."""
+    """A librdkafka consumer with `group.protocol=consumer` (KIP-848). `assignor` names the coordinator's assignor:
+    uniform or range.
+    """
 
     def open(self) -> None:
         self.consumer = confluent_kafka.Consumer(
@@ -152,7 +155,8 @@ class KafkaPythonConsumer(ConsumerThread, kafka.ConsumerRebalanceListener):
         self.board.remove(self.name, {partition.partition for partition in revoked})
 
     def poll_once(self) -> None:
-        # Within this time the consumer also commits before a rebalance. A record whose commit is later is read twice.
+        # Within this time the consumer still commits before a rebalance. If the commit takes longer, the records are
+        # read twice.
         for records in self.consumer.poll(1000).values():
             for record in records:
                 self.board.deliver(Delivery(self.name, record.partition, record.offset, record.value))

@@ -1,8 +1,8 @@
 """Run a consumer in a process that a test will kill: `python -m tests.clients.doomed BOOTSTRAP TOPIC GROUP
 [KEY=VALUE]`.
 
-At each assignment it prints the assigned partitions, comma-separated. It prints `lost` before partitions that it lost.
-Further arguments are librdkafka's settings.
+At each assignment it prints the assigned partitions, comma-separated. For partitions that it lost, the line begins with
+`lost`. Further arguments are librdkafka's settings.
 """
 
 from __future__ import annotations

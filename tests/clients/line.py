@@ -1,7 +1,7 @@
 """A proxy between a gateway and its clients that can mute one client.
 
 The one idea: clients use a listener of their own, whose advertised address is this proxy's. The client id in the first
-request identifies a connection. A mute closes no connection: no byte passes any more.
+request identifies a connection. A muted connection stays open, but no byte passes through it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tests.postgres import LoopThread
 
 READ_BYTES = 64 * 1024
 _FIRST = struct.Struct(">ihhih")
-"""Head of a request: size, key, version, correlation id, and the length of the client id that follows."""
+"""Start of a request: size, API key, version, correlation id, and the length of the client id that follows."""
 
 
 class Line:
-    """Listen on a port of `address`, and pass connections on to `upstream_port` of this host."""
+    """Listens on a port of `address`, and forwards connections to `upstream_port` of this host."""
 
     def __init__(self, loop: LoopThread, upstream_port: int) -> None:
         self._loop = loop
@@ -63,7 +63,7 @@ class Line:
     # --- from any thread ----------------------------------------------------------------------------------------------
 
     def mute(self, name: str) -> None:
-        """Pass nothing of this client in either direction, on present and on later connections."""
+        """Forward no bytes of this client in either direction, on present and on later connections."""
         self._loop.run(self._mute(name))
 
     async def _mute(self, name: str) -> None:
@@ -71,7 +71,7 @@ class Line:
         self._passing[name].clear()
 
     def unmute(self, name: str) -> None:
-        """Let later connections of this client pass. If the client was muted, its present connections are cut."""
+        """Forward later connections of this client. If the client was muted, its present connections are cut."""
         self._loop.run(self._unmute(name))
 
     async def _unmute(self, name: str) -> None:

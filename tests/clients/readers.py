@@ -1,7 +1,8 @@
 """Readers that are stock clients: librdkafka with `group.protocol=consumer`. A scenario says when they read and commit.
 
-The one idea: a consumer is paused except while it reads, so the gateway serves it no more than its application
-receives. Its callbacks say what it owns, in their order. librdkafka's own thread sends its heartbeats.
+The one idea: a consumer is paused except while it reads. So the gateway serves it no more than its application
+receives. The order of its rebalance callbacks shows which partitions it owns. librdkafka's own thread sends its
+heartbeats.
 """
 
 from __future__ import annotations
@@ -29,15 +30,17 @@ from tests.readers import Partition
 
 MORTAL_MS = 4_000
 HEARTBEAT_MS = 300
-"""Milliseconds. At 100 ms members joined anew when the machine let a gateway stand still for a second: librdkafka had
-given up on answers that carried new epochs."""
+"""In milliseconds. With 100 ms, members rejoined if the machine stopped the gateway for a second: librdkafka had given
+up on answers that carried new epochs.
+"""
 READ_S = 20.0
-"""Maximal number of seconds between a record's production and its receipt."""
+"""Maximal number of seconds from the production of a record until its receipt."""
 LOOK_S = 0.05
 ONE_AT_A_TIME = {"queued.min.messages": 1, "fetch.message.max.bytes": 1, "statistics.interval.ms": 50}
-"""With these settings librdkafka holds one batch. It asks for the next a second later (`fetch.queue.backoff.ms`),
-unless it is paused. It asks at once if the application has taken the batch before librdkafka looks, and then it drops
-the answer when the application pauses the partition. Its statistics show that."""
+"""With these settings librdkafka holds one batch. It fetches the next batch a second later (`fetch.queue.backoff.ms`),
+unless the partition is paused. It fetches at once if it finds that the application has already taken the batch. It then
+drops the answer when the application pauses the partition, and its statistics show that.
+"""
 
 
 class Client:
@@ -65,8 +68,9 @@ class Client:
         self.statistics = json.loads(statistics)
 
     def is_idle_since(self, since_s: float) -> bool:
-        """Return whether the newest statistics were made later than this time of the monotonic clock, while the client
-        had no request on its way."""
+        """Return whether the client was idle: its newest statistics are from after `then_s` (monotonic clock) and show
+        no request under way.
+        """
         return self.statistics.get("ts", 0) > since_s * 1e6 and not any(
             each["waitresp_cnt"] or each["outbuf_cnt"] for each in self.statistics["brokers"].values()
         )
@@ -78,12 +82,13 @@ class Client:
         if self._readers is None:
             consumer.incremental_assign(partitions)
             return
-        # librdkafka asks again where to begin, and begins twice, if it is resumed while it still asks.
+        # If librdkafka is resumed while its offset request is under way, it sends the request again, and begins to read
+        # twice.
         begin = consumer.committed(partitions, timeout=READ_S)
         for each in begin:
             assert each.error is None, each
             each.offset = max(each.offset, 0)
-            # librdkafka cannot pause a partition that it has not heard of yet.
+            # librdkafka can pause a partition only after it knows the partition.
             consumer.get_watermark_offsets(each, cached=True)
         consumer.pause(begin)
         consumer.incremental_assign(begin)
@@ -129,7 +134,7 @@ class StockReaders(GatewayReaders):
         self._called = {called: topic for topic, called in self._names.items()}
         self._clients: dict[str, Client] = {}
         self._idle: dict[str, Client] = {}
-        """Clients of readers that left. A reader that returns by the same name goes on as the same member."""
+        """Clients of readers that left. A reader that returns with the same name continues as the same member."""
         self._silent: list[Client] = []
         self._committed: dict[Partition, int] = {}
         self._done: dict[tuple[str, Partition], int] = {}
@@ -146,7 +151,7 @@ class StockReaders(GatewayReaders):
                 self._line.unmute(client.client_id)
                 stack.callback(close, client.consumer)
             for client in clients:
-                client.consumer.unsubscribe()  # Unsubscribe all at once; `close` then waits for each.
+                client.consumer.unsubscribe()  # Unsubscribe all clients first; `close` then waits for each of them.
 
     # --- what callbacks say -------------------------------------------------------------------------------------------
 
@@ -181,7 +186,7 @@ class StockReaders(GatewayReaders):
             self._serve(name, 0)
 
     def _serve(self, name: str, timeout_s: float) -> Partition | None:
-        """Poll once, and return the partition of the record, if any came."""
+        """Poll once. Return the partition of the record, if a record came."""
         message = self._clients[name].consumer.poll(timeout_s)
         if message is None:
             return None
@@ -199,9 +204,10 @@ class StockReaders(GatewayReaders):
         return topic, partition
 
     async def read(self, name: str, at_most: int | None = None) -> set[Partition]:
-        """Read only from partitions that the reader will keep. If it released records it was served and never saw, the
-        coordinator would wait for their commit. So a reader that was served more than `at_most` records reads those,
-        too."""
+        """Read only from partitions that the reader will keep. If the reader released records that it was served but
+        never saw, the coordinator would wait for their commit. So a reader that was served more than `at_most` records
+        reads all of these.
+        """
         reader = self.readers[name]
         targets = {each.member_id: each.target_assignment for each in (await self.describe()).members}
         kept = self.partitions_of(targets[self.member_id(name)].topic_partitions)
@@ -223,8 +229,9 @@ class StockReaders(GatewayReaders):
         return found
 
     def _served(self, name: str) -> Counter[Partition]:
-        """Return how many records the client was served of each partition, at most. Its partitions are paused, and the
-        counts are taken when no answer is on its way."""
+        """Return how many records the client was served of each partition, at most. Pause its partitions first, and
+        count when no fetch is under way.
+        """
         client = self._clients[name]
         since_s = time.monotonic()
         while not client.is_idle_since(since_s):
@@ -280,8 +287,9 @@ class StockReaders(GatewayReaders):
             del self._done[name, partition]
 
     def _stored(self, name: str, offsets: list[confluent_kafka.TopicPartition]) -> bool:
-        """Return whether the commit succeeded. It fails while the next heartbeat has yet to bring the member a new
-        epoch."""
+        """Commit and return whether it succeeded. The commit fails until the next heartbeat has brought the member its
+        new epoch.
+        """
         try:
             committed = self._clients[name].consumer.commit(offsets=offsets, asynchronous=False)
         except confluent_kafka.KafkaException as refused:
@@ -308,7 +316,7 @@ class StockReaders(GatewayReaders):
     async def _arrive(self, names: Collection[str]) -> None:
         """Wait until these readers are members, own what the coordinator can assign at once, and keep it for a moment.
 
-        The others do nothing while it waits, even if their heartbeats ask for it, and so keep what they own.
+        In the meantime all other readers do nothing, even if a heartbeat asks them to, and so keep their partitions.
         """
         clock = asyncio.get_running_loop().time
         since_s = None
@@ -366,13 +374,14 @@ class StockReaders(GatewayReaders):
         return {HandoffEnd(row["reason"]) for row in self._run(self._journaled(reasons))}
 
     def history(self) -> str:
-        """Return the group's events for the report of a failure."""
+        """Return the group's journal events, for the report of a failure."""
         events = "select at_ms, kind, reason, detail, generation_id, client_id from journal_event where group_id = $1"
         return "\n".join(" ".join(map(str, row)) for row in self._run(self._journaled(f"{events} order by seq")))
 
     async def _journaled(self, query: str) -> list[asyncpg.Record]:
-        """Return rows of the journal. The journal is written in the order of events: once it contains a commit made
-        now, it contains all earlier events."""
+        """Return rows of the journal. The journal is written in the order of events. So once it contains a commit that
+        this method makes, it contains all earlier events.
+        """
         follows, (called, *_) = fresh("follows"), self._names.values()
         partition = OffsetCommitRequestPartition(partition_index=0, committed_offset=0, committed_metadata="")
         commit = OffsetCommitRequest(

@@ -41,7 +41,7 @@ class Rolling:
         self.board.wait_settled({member.name for member in self.members}, PARTITIONS)
 
     def replace(self, kind: str) -> None:
-        """Stop the eldest member and start one of `kind`, while the others read."""
+        """Stop the member that has run longest and start a member of `kind`, while the others read."""
         self.members.pop(0).stop()
         self.start(kind)
         self.settle()

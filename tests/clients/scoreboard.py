@@ -50,7 +50,9 @@ class Scoreboard:
             self._changed.notify_all()
 
     def lose(self, member: str, partitions: set[int]) -> None:
-        """Note partitions that a member lost without a chance to commit. This is correct only after a real eviction."""
+        """Record partitions that a member lost without a chance to commit. A test calls this only after a real
+        eviction.
+        """
         with self._changed:
             self.owned[member] = self.owned.get(member, frozenset()) - partitions
             self.lost.append((member, frozenset(partitions)))
@@ -80,8 +82,9 @@ class Scoreboard:
             assert not self.failures, self.failures
 
     def wait_settled(self, members: set[str], partitions: int, timeout_s: float = 60) -> None:
-        """Wait until every partition has exactly one owner, all `members` own a balanced share, and there is no other
-        owner."""
+        """Wait until every partition has exactly one owner, all `members` own a balanced share, and no other member
+        owns a partition.
+        """
         low, high = partitions // len(members), -(-partitions // len(members))
 
         def settled() -> bool:
@@ -102,7 +105,7 @@ class Scoreboard:
         )
 
     def revoked_of(self, member: str) -> frozenset[int]:
-        """All partitions that the member was ever asked to revoke."""
+        """Return all partitions that the member was ever asked to revoke."""
         return frozenset().union(*(partitions for name, partitions in self.revoked if name == member))
 
     def duplicates(self) -> list[tuple[int, int]]:
@@ -111,8 +114,8 @@ class Scoreboard:
 
 
 class Ownership(Scoreboard):
-    """Note each partition that a member receives while another member owns it, or although the member itself owns it
-    already.
+    """Records each partition that a member receives while another member owns it, or although the member itself already
+    owns it.
     """
 
     def __init__(self) -> None:
@@ -154,7 +157,8 @@ class ConsumerThread(threading.Thread, ABC):
                     self.poll_once()
             finally:
                 self.close_consumer()
-        except Exception as error:  # This is the thread's last frame: the board must hold any exception.
+        # This is the thread's outermost function, so it must pass any exception to the scoreboard.
+        except Exception as error:
             self.board.fail(self.name, error)
         finally:
             self.board.gone(self.name)
@@ -178,4 +182,4 @@ class ConsumerThread(threading.Thread, ABC):
 
     @abstractmethod
     def close_consumer(self) -> None:
-        """Leave in order."""
+        """Leave the group and close."""

@@ -30,7 +30,9 @@ from tests.secured import AUTHORIZER
 
 @pytest.fixture(scope="module")
 def guarded(postgres: Databases) -> Iterator[GatewayProcess]:
-    """A gateway on which everyone may use a resource without ACLs, so that there can be a first ACL."""
+    """A gateway that permits every client to use a resource without ACLs. Otherwise no client could create the first
+    ACL.
+    """
     with gateways(postgres) as start:
         yield start({**AUTHORIZER, "allow.everyone.if.no.acl.found": "true"})
 

@@ -125,7 +125,7 @@ def test_librdkafka_describes_cluster_topics_and_broker(librdkafka: AdminClient)
     configs = librdkafka.describe_configs([broker])[broker].result(TIMEOUT_S)
     assert configs["num.partitions"].value == "1"
     assert configs["advertised.listeners"].value.endswith(str(cluster.nodes[0].port))
-    # The topic exists once a client has looked for a group's coordinator.
+    # Looking up a group's coordinator creates the topic.
     librdkafka.describe_consumer_groups([name])[name].result(TIMEOUT_S)
     offsets = librdkafka.list_topics(timeout=TIMEOUT_S).topics["__consumer_offsets"]
     assert len(offsets.partitions) == 50
@@ -191,8 +191,8 @@ def test_kafka_python_describes_broker_settings_and_log_sizes(kafka_python: Kafk
 def test_kafka_python_describes_transactions_and_aborts_one(
     kafka_python: KafkaAdminClient, gateway: GatewayProcess
 ) -> None:
-    """Abort a transaction in one partition, which aborts all of it. Among these admin clients only kafka-python can do
-    this.
+    """Abort a transaction by naming one of its partitions, which aborts all of it. Of these admin clients only
+    kafka-python can do this.
     """
     topic, name = fresh(), fresh()
     kafka_python.create_topics({topic: {"num_partitions": 2, "replication_factor": 1}})

@@ -41,9 +41,9 @@ async def test_a_member_that_disconnects_during_its_leave_has_left(gateway: Gate
         async with member(gateway.bootstrap, group) as goes:
             await settle(stays, goes)
             leaving = asyncio.create_task(goes.leave())
-            await asyncio.sleep(0)  # Let the request be written.
+            await asyncio.sleep(0)  # Give the client time to write its request.
         leaving.cancel()
-        # This is well before the end of the grace of a closed connection, and of the member's session.
+        # This is well before the grace period of a closed connection ends, and before the member's session ends.
         for _ in range(100):
             if await stays.heartbeat() == ErrorCode.REBALANCE_IN_PROGRESS:
                 return

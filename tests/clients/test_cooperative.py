@@ -35,7 +35,7 @@ SESSION_S = 6
 REFRESH = {"topic.metadata.refresh.interval.ms": 500}
 KINDS = ["range", "cooperative-sticky"]
 REFUSALS = ("Unknown member", "generation id is not valid")
-"""librdkafka's texts for UNKNOWN_MEMBER_ID and ILLEGAL_GENERATION."""
+"""librdkafka's error texts for UNKNOWN_MEMBER_ID and ILLEGAL_GENERATION."""
 TOPIC_FACTOR = 100
 
 
@@ -43,7 +43,9 @@ TOPIC_FACTOR = 100
 
 
 class Reader(ConfluentConsumer):
-    """A reader of topics named `…-0`, `…-1` and so on. Partition 2 of the second topic is 102 on the board."""
+    """A reader of topics named `…-0`, `…-1` and so on. On the scoreboard, partition 2 of the second topic has the
+    number 102.
+    """
 
     def on_assign(self, _consumer: object, partitions: list[confluent_kafka.TopicPartition]) -> None:
         self.board.add(self.name, self.numbered(partitions))
@@ -63,7 +65,7 @@ class Reader(ConfluentConsumer):
         super().open()
 
     def poll_once(self) -> None:
-        # A subscribe would cancel the leave of a closing consumer.
+        # A subscribe call would cancel the LeaveGroup of a closing consumer.
         if not self.changes.empty() and not self.stopping:
             topics = list(self.changes.get())
             self.consumer.subscribe(topics, on_assign=self.on_assign, on_revoke=self.on_revoke, on_lost=self.on_lost)
@@ -99,8 +101,9 @@ class Scene:
         return {TOPIC_FACTOR * number + partition for number in numbers for partition in range(PARTITIONS)}
 
     def wait_shared(self, *numbers: int) -> None:
-        """Wait until every partition of these topics, and no other, has exactly one owner, and each member owns as
-        many."""
+        """Wait until every partition of these topics, and no other partition, has exactly one owner, and all members
+        own equally many.
+        """
         wanted = sorted(self.partitions(*numbers))
         half = len(wanted) // len(self.readers)
 
@@ -179,7 +182,7 @@ class Refusals(logging.Handler):
 
 
 class Listener(ConfluentConsumer):
-    """A consumer that also collects librdkafka's messages about its group."""
+    """A consumer that also collects librdkafka's log messages about its group."""
 
     def open(self) -> None:
         self.refusals = Refusals()
@@ -268,7 +271,7 @@ def test_a_removed_member_loses_its_partitions_and_no_other_member_does(
 def test_a_member_whose_session_expires_loses_its_partitions_and_no_other_member_does(
     gateway_factory: GatewayFactory, assignor: str
 ) -> None:
-    """The process is stopped with open connections. It continues when another member owns its partitions."""
+    """The process is stopped while its connections stay open. It continues when another member owns its partitions."""
     members = Members(gateway_factory(), assignor)
     settings = (f"session.timeout.ms={SESSION_S * 1000}", f"partition.assignment.strategy={assignor}")
     arguments = (members.gateway.bootstrap, members.topic, members.group, *settings)

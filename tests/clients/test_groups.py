@@ -76,7 +76,9 @@ def test_cooperative_members_keep_what_they_retain(gateway: GatewayProcess) -> N
 
 @pytest.mark.parametrize("kind", ["confluent-range", "kafka-python-range", "aiokafka-range"])
 def test_the_next_consumer_resumes_at_the_committed_offset(gateway: GatewayProcess, kind: str) -> None:
-    """The next consumer does not read again what the first committed by closing. It reads later records once."""
+    """The next consumer does not read again what the first consumer committed when it closed. It reads later records
+    once.
+    """
     client, assignor = CONSUMERS[kind]
     topic = create_topic(gateway.bootstrap, PARTITIONS)
     board, feed, group = Scoreboard(), Feed(gateway.bootstrap, topic), f"g-{uuid.uuid4().hex[:8]}"

@@ -1,5 +1,6 @@
-"""Partitions are drained before another member receives them: what a rebalance repeats if work is not committed yet,
-and which requests do not wait."""
+"""The coordinator lets a member finish and commit its work on a partition before another member receives the partition.
+These tests check what a rebalance repeats if work is not committed yet, and which requests do not wait.
+"""
 
 # pyright: reportAttributeAccessIssue=false
 # kafka-python's type stubs declare only a part of its admin client.
@@ -29,13 +30,13 @@ WORK_S = 0.001
 """Seconds of work on each record. The application processes far fewer records than its client has queued."""
 BUSY_RECORDS_PER_S = 20
 SOON_S = 15.0
-"""Half of the time that a handoff may take."""
+"""Half of the time that the coordinator may wait for a handoff."""
 AT_ONCE_S = 2.0
 
 
 @contextmanager
 def producing(bootstrap: str, topic: str, records_per_s: float) -> Iterator[None]:
-    """Produce records over all partitions, at this rate, in the background."""
+    """Produce records to all partitions, at this rate, in the background."""
     ended = threading.Event()
 
     def produce_evenly() -> None:
@@ -82,7 +83,7 @@ def test_drained_partitions_are_read_once(gateway_factory: GatewayFactory, kind:
         first.thread.stop()
     assert not board.failures
     # An eager consumer also repeats records of partitions that it keeps, because it begins again at the committed
-    # offset. That is no handoff.
+    # offset. This repetition is not caused by a handoff.
     given = {
         name: {(e.partition, e.offset) for e in board.deliveries if e.member == name} for name in ("first", "second")
     }
@@ -166,8 +167,9 @@ def test_prefetched_records_do_not_delay_a_handoff(gateway: GatewayProcess, kind
 def test_discarded_prefetched_records_do_not_delay_a_handoff_in_mode_drain(
     gateway_factory: GatewayFactory, kind: str
 ) -> None:
-    """Records arrive faster than the first consumer works, so it queues more than its application receives. It commits
-    what its application received when a partition is revoked, and nothing before."""
+    """Records arrive faster than the first consumer works, so it queues more than its application receives. When a
+    partition is revoked, the consumer commits what its application has received. It commits nothing before that.
+    """
     gateway = gateway_factory(QUICK)
     topic, group, board = create_topic(gateway.bootstrap, PARTITIONS), f"g-{uuid.uuid4().hex[:8]}", Ownership()
     set_of_group(gateway.bootstrap, group, group_handoff_mode="drain")

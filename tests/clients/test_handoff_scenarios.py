@@ -90,7 +90,7 @@ def test_a_partition_that_was_never_read_moves_at_once(gateway_factory: GatewayF
 
 @pytest.mark.parametrize("kind", ["cooperative", "consumer"])
 def test_four_to_two_to_four_over_sixteen_partitions(gateway_factory: GatewayFactory, kind: str) -> None:
-    """Scenario 33 of Apache Iggy, with a check of the intervals of ownership."""
+    """Scenario 33 of Apache Iggy. The test also checks that the intervals of ownership do not overlap."""
     stage = Stage(gateway_factory(QUICK), kind, partitions=16)
     try:
         for name in "abcd":
@@ -125,7 +125,7 @@ def test_partitions_added_during_a_handoff_are_assigned(gateway_factory: Gateway
 
 @pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
 def test_a_removed_member_cannot_commit_and_joins_again(gateway: GatewayProcess, assignor: str) -> None:
-    """The member's next heartbeat is later than its commit, so it learns of its removal by the refused commit."""
+    """The member commits before its next heartbeat, so the refused commit is how it learns of its removal."""
     topic, group = create_topic(gateway.bootstrap, PARTITIONS), f"g-{uuid.uuid4().hex[:8]}"
     produce(gateway.bootstrap, topic)
     consumer = confluent_kafka.Consumer(

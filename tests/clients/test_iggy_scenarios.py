@@ -32,10 +32,12 @@ from tests.iggy import SCENARIOS, Scenario, Stage
 from tests.postgres import Databases, LoopThread
 
 AT_ONCE = 6
-"""Scenarios that run concurrently. They mostly wait for heartbeats, sessions and deadlines."""
+"""Scenarios that can run concurrently, because they mostly wait for heartbeats, sessions and deadlines."""
 LONGEST_S = 150
 HOLDS_BACK = ("22",)
-"""Scenarios in which the gateway serves a reader no more than its application receives, although there is more."""
+"""Scenarios in which the gateway serves a reader no more records than its application receives, although the log has
+more.
+"""
 NEVER_READ = ("01", "16", "28", "29", "30", "31", "32")
 """Scenarios in which a reader releases records that it never asked for.
 
@@ -46,7 +48,7 @@ scenarios run after that time.
 
 @pytest.fixture(scope="module")
 def played(request: pytest.FixtureRequest, postgres: Databases) -> Iterator[Mapping[str, Future[None]]]:
-    """The scenarios that this run selects, by the names of their tests."""
+    """The scenarios of this run: those whose tests pytest selected by name."""
     wanted = [each for each in request.session.items if isinstance(each, pytest.Function) and each.path == request.path]
     early = sorted(wanted, key=lambda each: each.callspec.id[:2] in NEVER_READ)
     ports = free_ports(2)
@@ -79,7 +81,7 @@ def played(request: pytest.FixtureRequest, postgres: Databases) -> Iterator[Mapp
 
 
 def one_reads(stage: Stage) -> None:
-    """Let one reader read. From here on the gateway tracks what it serves."""
+    """Let one reader read. From now on the gateway tracks which records it serves."""
     scene = stage(1)
     scene.come("a")
     scene.produce()

@@ -50,7 +50,7 @@ def events(gateway: GatewayProcess, group: str) -> Rows:
 
 
 def journal_of(gateway: GatewayProcess, group: str, until: Callable[[Rows], bool]) -> Rows:
-    """Return the group's events once they satisfy `until`, because the journal's writer lags behind the events."""
+    """Return the group's events once they satisfy `until`. The journal's writer lags behind the events."""
     return wait_for(lambda: events(gateway, group), "the journal has the events", holds=until)
 
 
@@ -176,7 +176,7 @@ def test_the_journal_records_a_missed_heartbeat(gateway: GatewayProcess, capsys:
         async with member(gateway.bootstrap, group, session_timeout_ms=session_ms) as one:
             await settle(one)
             assert await one.heartbeat() == ErrorCode.NONE
-            # The test waits because it checks the passing of time itself.
+            # The test must wait, because it checks an effect of time itself.
             await asyncio.sleep(session_ms * 0.7 / 1000)
             assert await one.heartbeat() == ErrorCode.NONE
             await one.leave()
@@ -232,7 +232,7 @@ def test_the_journal_records_a_lost_member_and_its_refused_commits(
 
 
 async def told_to_rejoin(waiting: Member) -> None:
-    """Send heartbeats as a client does until an answer announces a rebalance."""
+    """Send heartbeats, as a client does, until an answer announces a rebalance."""
     for _ in range(int(PATIENCE_S / BEAT_S)):
         if await waiting.heartbeat() == ErrorCode.REBALANCE_IN_PROGRESS:
             return

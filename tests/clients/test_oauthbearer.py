@@ -1,5 +1,5 @@
-"""If aiokafka's token is refused, the client mistakes the reason of the refusal for a success, also with Kafka. So this
-test cannot check a refusal.
+"""If the gateway refuses aiokafka's token, aiokafka mistakes the reason of the refusal for a success. It does the same
+with Kafka. So this test cannot check a refusal.
 """
 
 # The type stubs of these clients declare only a part of their API.
@@ -100,8 +100,9 @@ def test_kafka_python_authenticates_by_token_and_an_expired_one_is_refused(node:
 
 
 async def test_aiokafka_authenticates_by_token(node: Secured, issuer: Issuer) -> None:
-    """If aiokafka's token is refused, it takes the reason of the refusal for a success, before Kafka as well. So this
-    test cannot check a refusal."""
+    """If the gateway refuses aiokafka's token, aiokafka mistakes the reason of the refusal for a success. It does the
+    same with Kafka. So this test cannot check a refusal.
+    """
 
     class Provider(AbstractTokenProvider):
         async def token(self) -> str:

@@ -1,5 +1,5 @@
-"""The observer and its guard with stock clients. It reports nothing while they follow the protocol. If a leader breaks
-it, each partition still has one owner.
+"""The observer, which reports violations of the rebalance protocol, and its guard, with stock clients. The observer
+reports nothing while clients follow the protocol. If a leader violates it, each partition still has one owner.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def withheld(gateway: GatewayProcess) -> float:
     [
         (("confluent-cooperative-sticky",) * 3, set[str]()),
         (("confluent-range", "confluent-range", "kafka-python-range"), set[str]()),
-        # kafka-python may join again with the claims from before it revoked partitions, which costs a generation.
+        # kafka-python may join again with claims that are older than its last revocation, which costs a generation.
         (("kafka-python-cooperative-sticky", "confluent-cooperative-sticky"), {"undelivered_claim"}),
     ],
     ids=["cooperative", "eager", "mixed-clients"],
@@ -131,7 +131,7 @@ def test_a_leader_that_moves_a_claimed_partition_is_reported_or_corrected_by_the
         follower.stop()
         leader.stop()
     assert not board.failures
-    # With the guard, no partition moved in the end.
+    # Because of the guard, no partition moved in the end.
     assert ("moved_while_claimed" in violations(gateway)) is not guard
     assert ("withheld from" in gateway.log_text()) is guard
     assert (withheld(gateway) > 0) is guard

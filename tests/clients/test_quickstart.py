@@ -1,4 +1,4 @@
-"""The security quickstart, copied and pasted as a person would; only its ports are replaced."""
+"""The security quickstart: its commands run as a person would copy them, except that the ports are replaced."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_security_quickstart_works_by_copy_and_paste(tmp_path: Path) -> None
 
 
 def end(group: int) -> None:
-    """End the processes of a group, and wait until all have ended."""
+    """End all processes of a process group, and wait until they have ended."""
     deadline = time.monotonic() + PATIENCE_S
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGTERM)

@@ -1,6 +1,6 @@
 """Failures of another gateway's consumer groups that users met with stock clients (SeaweedFS #9143 and its follow-ups).
 
-None of them may occur here. `tests/coordinator/test_seaweed.py` checks the same by values.
+None of them may occur here. `tests/coordinator/test_seaweed.py` checks the same on the coordinator alone.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -60,7 +60,7 @@ class Crowd:
 
     @contextmanager
     def doomed(self, **settings: str | int) -> Iterator[subprocess.Popen[str]]:
-        """Run a member that owns everything, in a process of its own."""
+        """Run a member that owns every partition, in a process of its own."""
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tests.clients.doomed", self.bootstrap, self.topic, self.group),
@@ -106,7 +106,7 @@ def test_two_consumers_with_one_client_id_are_two_members(crowd: Crowd) -> None:
 
 
 def test_a_static_member_that_restarts_keeps_its_assignment(gateway: GatewayProcess) -> None:
-    """A static member that restarts within its session keeps its assignment, and the other member notices nothing."""
+    """A static member restarts within its session and keeps its assignment. The other member sees no rebalance."""
     with crowd_on(gateway, 4) as crowd:
         crowd.start("stays", group_instance_id="stays")
         crowd.settle()
@@ -131,7 +131,9 @@ def test_no_member_ends_with_an_empty_assignment(gateway: GatewayProcess) -> Non
 
 
 def test_a_rebalance_loses_no_partition(crowd: Crowd) -> None:
-    """Members are asked to revoke, so they can commit. No partition is lost without that."""
+    """Members are asked to revoke before a partition moves, so they can commit. No partition is lost without a
+    revocation.
+    """
     for count in range(1, 4):
         crowd.start(f"c{count}")
         crowd.settle()
@@ -144,7 +146,9 @@ def test_a_rebalance_loses_no_partition(crowd: Crowd) -> None:
 
 @pytest.mark.parametrize("kind", ["kafka-python-range", "confluent-range", "aiokafka-range"])
 def test_a_member_that_leaves_is_removed_at_once(gateway: GatewayProcess, kind: str) -> None:
-    """LeaveGroup 5 (kafka-python) and 1 (librdkafka, aiokafka). No member waits for a session of five minutes."""
+    """kafka-python sends LeaveGroup 5, librdkafka and aiokafka send LeaveGroup 1. No test member waits for a session to
+    end, because the session timeout is five minutes.
+    """
     with crowd_on(gateway, 4) as crowd:
         patient: dict[str, Any] = {"session_timeout_ms": 300_000, "max_poll_interval_ms": 300_000}
         crowd.start("stays", **patient)
@@ -204,7 +208,9 @@ def test_a_killed_member_is_removed_after_its_session(crowd: Crowd) -> None:
 
 
 def test_a_killed_members_partitions_move_long_before_its_session_ends(gateway_factory: GatewayFactory) -> None:
-    """The kernel closes the killed member's connection, and no process speaks for the member within the grace."""
+    """The kernel closes the killed member's connection, and no other connection sends requests for the member within
+    the grace period.
+    """
     gateway = gateway_factory({"group.connection.grace.ms": "500"})
     with (
         crowd_on(gateway, 4) as crowd,

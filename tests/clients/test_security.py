@@ -36,13 +36,17 @@ from tests.steps.waiting import wait_for
 
 DAVE, PASSWORD = "dave,=", "päss word"
 DAN = "dan"
-"""A user with DAVE's password: kafka-python does not escape the characters of a name that SCRAM wants escaped."""
+"""A user with the same password as DAVE. Her name lacks the characters that SCRAM must escape, because kafka-python
+does not escape them.
+"""
 Nodes = tuple[Secured, Secured]
 
 
 @pytest.fixture(scope="module")
 def nodes(postgres: Databases) -> Iterator[Nodes]:
-    """Two nodes on one database. The command line created `dave` on the second before any client could authenticate."""
+    """Two nodes on one database. The command line created the user `dave` on the second node before any client could
+    authenticate.
+    """
     with gateways(postgres) as factory:
         first = start_secured(factory)
         second = start_secured(factory, database_url=first.gateway.database_url)

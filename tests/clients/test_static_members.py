@@ -13,14 +13,15 @@ from tests.gateway_process import GatewayProcess
 from tests.steps.waiting import wait_for
 
 SESSION_S = 6
-"""Kafka's shortest session."""
+"""The shortest session timeout that Kafka permits."""
 STOPPED_S = SESSION_S + 2
-"""A stopped node notices when it continues that it was stopped, and does not end the session because of the pause."""
+"""When a stopped node continues, it notices that it was stopped, and does not end the session because of the pause."""
 
 
 def test_static_member_goes_on_after_a_commit_without_a_member_id(gateway: GatewayProcess) -> None:
-    """librdkafka drops its member id when its session ends without an answer, and still commits. Kafka answers
-    FENCED_INSTANCE_ID, although no other process has the instance, and librdkafka stops for good."""
+    """librdkafka drops its member id when its session ends without an answer, and still commits with its instance id.
+    Kafka answers FENCED_INSTANCE_ID, although no other process uses the instance id. Then librdkafka stops for good.
+    """
     topic = create_topic(gateway.bootstrap, 1)
     producer = Producer({"bootstrap.servers": gateway.bootstrap})
     consumer = Consumer(

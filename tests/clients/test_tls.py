@@ -132,7 +132,7 @@ class Visitor:
 
 
 def test_certificates_change_while_a_node_serves(postgres: Databases, tmp_path: Path) -> None:
-    """Open connections continue. Later ones see the new certificate, after a restart as well (KIP-226)."""
+    """Open connections continue. Later connections see the new certificate, also after a restart (KIP-226)."""
     authority = Authority(tmp_path, "authority")
     first, second = (authority.issue("/CN=localhost") for _ in range(2))
     name = "listener.name.tls.ssl.keystore.location"
@@ -173,11 +173,11 @@ def test_certificates_change_while_a_node_serves(postgres: Databases, tmp_path: 
         node.kill()
         node.start()
         assert shown_to_a_visitor() == der(second)
-        # The node reads the file again although only its content changed.
+        # The node reads the file again if the file's content changes, although its name does not.
         second.whole.write_text(first.whole.read_text())
         alter(AlterConfigOpType.SET, str(second.whole))
         assert shown_to_a_visitor() == der(first)
-        # A change of another setting does not need certificate files that are gone.
+        # A change of another setting succeeds, although the files of the certificates no longer exist.
         second.whole.unlink()
         alter(AlterConfigOpType.SET, "2000000", of="message.max.bytes")
         alter(AlterConfigOpType.DELETE, None)
@@ -208,7 +208,7 @@ def as_alice() -> dict[str, str]:
 
 def round_trip(producing: dict[str, Any], consuming: dict[str, Any]) -> None:
     topic = fresh("tls")
-    # Megabytes, so that answers are longer than one piece of encryption.
+    # Several megabytes, so that an answer is longer than one TLS record.
     values = [os.urandom(900_000) for _ in range(12)]
     producer = Producer(producing)
     for value in values:
@@ -355,7 +355,7 @@ def test_only_enabled_versions_are_spoken(nodes: Nodes) -> None:
 def test_a_clients_principal_comes_from_its_certificate_or_its_password(
     nodes: Nodes, listener: str, certificate: bool, principal: str
 ) -> None:
-    """The principal is taken from the log line about a change that the client makes."""
+    """The test reads the principal from the log line about a change that the client makes."""
     more = {**(shown(nodes.client) if certificate else {}), **(as_alice() if listener == "BOTH" else {})}
     admin = AdminClient({**librdkafka(nodes, listener), **more})
     info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)

@@ -18,7 +18,7 @@ from tests.steps.waiting import wait_for
 
 DEADLINE_S = 60.0
 NOT_RUN = ("make run", ". .venv/bin/activate", "pip install", "psql -h")
-"""Blocks that the test replaces: the node, the environment, the client and the session of Postgres."""
+"""Blocks that the test replaces: those that start the node, the environment, the client and a session of Postgres."""
 
 
 def blocks(language: str) -> list[str]:
@@ -51,7 +51,7 @@ class Member:
 
 
 def wait_until(members: list[Member], shares: list[int]) -> None:
-    """Wait until the members own all four partitions. `shares` has the number of each member's partitions."""
+    """Wait until the members own all four partitions. `shares` holds how many partitions each member must own."""
     wait_for(
         lambda: [member.assigned() for member in members],
         f"all four partitions are owned in shares of {shares}",

@@ -1,9 +1,10 @@
 """Two rolling bounces from range to cooperative-sticky under load (KIP-429), by stock clients.
 
 The one idea: in the first bounce each member returns with both protocols, and is eager as long as it lists both. The
-coordinator chooses range until the last member that knows nothing else has gone. In the second bounce each member
-returns with the cooperative protocol alone. librdkafka refuses to list both, so its member takes part before the first
-bounce and after the second. kafka-python goes the whole way, with an assignor that works in both modes, as Java's does.
+coordinator chooses range until the last member that lists only range has left. In the second bounce each member returns
+with the cooperative protocol alone. librdkafka refuses to list both, so its member is present only before the first
+bounce and after the second. kafka-python takes part in both bounces, with an assignor that works in both modes, as
+Java's does.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ AFTER = ("confluent-cooperative-sticky", "kafka-python-cooperative-sticky", "con
 
 
 class EitherWay(CooperativeStickyAssignor):
-    """An assignor that is eager beside an eager assignor: its member revokes everything before it joins."""
+    """An assignor that is eager while its consumer also lists an eager assignor. The member then revokes everything
+    before it joins.
+    """
 
     def supported_protocols(self) -> list[RebalanceProtocol]:
         return [RebalanceProtocol.COOPERATIVE, RebalanceProtocol.EAGER]
@@ -88,12 +91,16 @@ class Upgrade(Rolling):
         return counted(self.gateway, "group_protocol_violations_total").get(HALF_WAY, 0.0)
 
     def groups_half_way(self) -> float:
-        """Return the number of groups in mixed mode on the gateway, which has no other group."""
+        """Return the gateway's number of groups in mixed mode: some members eager, some cooperative. The gateway has no
+        other group.
+        """
         return counted(self.gateway, "groups_mixed_mode")[""]
 
 
 def test_librdkafka_refuses_to_list_both() -> None:
-    """If librdkafka ever accepts both, its member can go the whole way in the test below."""
+    """librdkafka refuses both. If a release accepts both, its member can take part in both bounces
+    of the test below.
+    """
     with pytest.raises(confluent_kafka.KafkaException, match="online migration"):
         confluent_kafka.Consumer({"group.id": "g", "partition.assignment.strategy": "cooperative-sticky,range"})
 

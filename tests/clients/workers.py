@@ -1,7 +1,7 @@
 """Consumers that commit when a test finishes their work, and a group of them in mode `drain`.
 
 The one idea: a consumer hands its records to a worker and commits when the worker is done, as an application with a
-pool of workers does. So a record is read twice if its partition moved before that.
+pool of workers does. If its partition moves before that commit, another member reads the record again.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def counted(gateway: GatewayProcess, name: str) -> dict[str, float]:
 
 
 class Stage:
-    """A group of workers in mode `drain`, on a gateway of its own. A test says when they commit."""
+    """A group of workers in mode `drain`, on a gateway of its own. The test decides when the workers commit."""
 
     def __init__(self, gateway: GatewayProcess, kind: str, *, partitions: int = PARTITIONS, **configs: str) -> None:
         self.gateway, self.kind, self.partitions = gateway, kind, partitions

@@ -36,7 +36,7 @@ def cluster(postgres: Databases, database_url: str) -> Iterator[Cluster]:
 
 
 def metric(node: GatewayProcess, name: str) -> float:
-    """Return a sample of the node's metrics by its name and labels, or 0 if there is no such sample."""
+    """Return the value of one of the node's metrics, by name and labels; 0 if the node does not export it."""
     with urllib.request.urlopen(f"{node.metrics_url}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
@@ -44,7 +44,7 @@ def metric(node: GatewayProcess, name: str) -> float:
 
 
 def balanced(nodes: list[GatewayProcess]) -> list[int]:
-    """Wait until the nodes hold all shards in even shares, and return how many each holds."""
+    """Wait until the nodes hold equal shares of all shards, and return how many shards each holds."""
     return wait_for(
         lambda: [int(metric(node, "sluice_coordinator_leases")) for node in nodes],
         "all shards are held in even shares",

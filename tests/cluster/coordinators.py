@@ -1,4 +1,4 @@
-"""Coordinators of groups, and offsets that stand across a takeover."""
+"""Coordinators of groups, and committed offsets that survive a takeover."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.wire import WireClient
 
 
 async def coordinator_of(group: str, nodes: Sequence[GatewayProcess]) -> GatewayProcess | None:
-    """Return the coordinator that the first answering node names."""
+    """Return the coordinator according to the first node that answers."""
     for node in nodes:
         try:
             async with await WireClient.connect(node.bootstrap) as client:
@@ -41,7 +41,7 @@ async def offset_of(group: str, topic: str, nodes: Sequence[GatewayProcess]) -> 
 
 
 async def goes_on(one: Member, nodes: Sequence[GatewayProcess], within_s: float) -> float:
-    """Wait until the member's heartbeat succeeds again, and return the seconds that took."""
+    """Wait until the member's heartbeat succeeds again, and return how many seconds that took."""
     started = time.monotonic()
     while True:
         node = await coordinator_of(one.group_id, nodes)

@@ -1,4 +1,6 @@
-"""A synthetic next release: the sources of this one, with one more migration and a function of other parameters."""
+"""A synthetic next release: the sources of the current release with one more migration, and with a function that has
+other parameters.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ CHANGES = {
     },
     "storage/queries/nodes.sql": {"select withdraw_node($1, $2);": "select withdraw_node($1, $2, 'next');"},
 }
-"""File → replaced text → its replacement. A node that withdraws calls the function of its own release."""
+"""For each file, the text to replace and its replacement. When a node withdraws, it calls the function of its own
+release.
+"""
 
 
 def write_next_release(directory: Path) -> Path:

@@ -1,7 +1,7 @@
-"""A proxy between a node and Postgres that can delay bytes, drop them, or pass them in one direction only.
+"""A proxy between a node and Postgres. It can delay bytes, hold them back, or forward them in one direction only.
 
-The one idea: a connection is two pumps, and every pump checks the proxy's present fault before it passes a piece on. So
-a fault affects open connections as well as later ones.
+The one idea: a connection is two pumps, and every pump checks the proxy's current fault before it forwards a piece. So
+a fault affects open and later connections.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ SOCKET_NAME = ".s.PGSQL.5432"
 
 
 class PostgresProxy:
-    """Listen on a Unix socket of its own. `url` is the address by which a node reaches the database through the
-    proxy."""
+    """Listens on a Unix socket of its own. `url` is the URL by which a node reaches the database through the proxy."""
 
     def __init__(self, loop: LoopThread, database_url: str, directory: Path) -> None:
         self.url = _through(database_url, directory)
@@ -69,8 +68,9 @@ class PostgresProxy:
     async def _pump(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, messages: _Messages | None = None
     ) -> None:
-        """Pass bytes on. With `messages`, split the server's bytes into messages, so that single ones can be
-        dropped."""
+        """Forward bytes. With `messages`, split the server's bytes into messages, so that single messages can be
+        dropped.
+        """
         passing = self._passing
         with contextlib.suppress(OSError, RuntimeError):
             while data := await source.read(READ_BYTES):
@@ -96,7 +96,7 @@ class PostgresProxy:
     # --- faults, from any thread ----------------------------------------------------------------------------------
 
     def delay(self, seconds: float) -> None:
-        """Delay every piece by so many seconds from now on; 0 ends the delay."""
+        """Delay every piece by `seconds` from now on; 0 ends the delay."""
         self._delay_s = seconds
 
     def drop(self) -> None:
@@ -117,7 +117,9 @@ class PostgresProxy:
 
     async def lose_held_statement(self, patience_s: float | None = None) -> None:
         """Wait until a held connection has sent a statement, or for `patience_s`. Then cut the node's ends of all
-        connections. `heal` still passes the statement to Postgres, as a slow network does. Call this from any loop."""
+        connections. `heal` then still forwards the statement to Postgres, as a slow network would. This method may be
+        called from any event loop.
+        """
 
         async def lose() -> None:
             with contextlib.suppress(TimeoutError):
@@ -129,7 +131,7 @@ class PostgresProxy:
         await asyncio.to_thread(self._loop.run, lose())
 
     def heal(self) -> None:
-        """Pass all bytes again, those that were held back first."""
+        """Forward all bytes again, the held ones first."""
         self._delay_s = 0.0
         self._silent = False
 
@@ -141,11 +143,11 @@ class PostgresProxy:
         self._loop.run(self._call(passed))
 
     def silence(self) -> None:
-        """Drop notifications from now on and pass everything else, so that a listener believes it still listens."""
+        """Drop notifications from now on and forward everything else, so that a listening session seems to work."""
         self._silent = True
 
     def half_close(self) -> None:
-        """End one direction of every open connection: each side sees that the other sends no more."""
+        """End one direction of every open connection: each side sees that the other sends no more bytes."""
 
         def end() -> None:
             for writer in list(self._writers):
@@ -164,7 +166,7 @@ class PostgresProxy:
         self._loop.run(self._call(cut))
 
     def move(self, database_url: str) -> None:
-        """Connect clients to another server from now on, as after a failover, and cut their connections to the former
+        """Connect clients to another server from now on, as after a failover, and cut their connections to the previous
         server.
         """
         self._upstream = _address(database_url)
@@ -182,7 +184,9 @@ class PostgresProxy:
 
 
 class _Messages:
-    """The bytes that a server sends on one connection, in whole messages: a type byte, and the length of the rest."""
+    """Splits the bytes that a server sends on one connection into whole messages: a type byte, and the length of the
+    rest.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
@@ -203,7 +207,7 @@ class _Messages:
 
 @contextlib.contextmanager
 def proxied(database_url: str) -> Iterator[PostgresProxy]:
-    """Run a proxy before the database for as long as the context lasts."""
+    """Run a proxy in front of the database for as long as the context lasts."""
     directory = Path(tempfile.mkdtemp(prefix="sluice-"))
     directory.chmod(0o711)
     loop = LoopThread()

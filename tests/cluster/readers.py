@@ -23,8 +23,7 @@ Place = tuple[int, int]
 class Readers:
     """Run `members` consumers, a thread each.
 
-    They commit by themselves at each revocation and now and then in between, as an application does that must not read
-    a record twice.
+    They commit at each revocation and at times in between, as an application does that must not read a record twice.
     """
 
     def __init__(self, bootstrap: str, topic: str, members: int) -> None:
@@ -37,8 +36,8 @@ class Readers:
             "partition.assignment.strategy": "cooperative-sticky",
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
-            # A member whose JoinGroup waits at a sleeping node sends no heartbeats to another node, and must remain a
-            # member.
+            # A member's JoinGroup may wait at a sleeping node. Until it is answered, the member sends no heartbeats to
+            # another node, but it must remain a member.
             "session.timeout.ms": 120_000,
             "heartbeat.interval.ms": 500,
             "reconnect.backoff.ms": 50,
@@ -59,7 +58,9 @@ class Readers:
             thread.start()
 
     def finish(self, places: Collection[Place]) -> None:
-        """Wait until every one of `places` (partition, offset) was read, end the group, and check its record."""
+        """Wait until each of `places` (partition, offset) has been read, end the group, and check the assignments and
+        reads.
+        """
         wanted = len(places)
         with self._progress:
             self._missing = set(places) - self.delivered
@@ -89,8 +90,8 @@ class Readers:
             try:
                 consumer.commit(asynchronous=False)
             except confluent_kafka.KafkaException as error:
-                # The commit was refused or not answered, so the next owner reads the records since the last successful
-                # commit again.
+                # The commit was refused or got no answer, so the next owner repeats the records since the last
+                # successful commit.
                 self._errors.append(str(error))
 
         def on_assign(_: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:

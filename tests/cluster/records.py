@@ -32,7 +32,7 @@ def fetch(topic: str, offset: int, *, max_wait_ms: int = 10_000) -> FetchRequest
 
 
 async def delays(writer: WireClient, reader: WireClient, topic: str, first: int) -> list[float]:
-    """Return the seconds from the acknowledgement of a record to the answer of a waiting fetch, for ROUNDS records."""
+    """For each of ROUNDS records, return the seconds from its acknowledgement until a waiting fetch is answered."""
     found: list[float] = []
     for offset in range(first, first + ROUNDS):
         waiting = reader.send_nowait(fetch(topic, offset), 11)

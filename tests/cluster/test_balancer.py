@@ -24,11 +24,11 @@ READ_SECONDS = 90.0
 
 
 class Balancer:
-    """Listen on ports of localhost. Pass each connection to the next of the port's targets that accepts it."""
+    """Listens on ports of localhost, and forwards each connection to the port's next target that accepts it."""
 
     def __init__(self, loop: LoopThread, routes: Mapping[int, Sequence[int]]) -> None:
         self.accepted: Counter[int] = Counter()
-        """Connections by port."""
+        """Number of connections by port."""
         self._turns = {port: itertools.cycle(targets) for port, targets in routes.items()}
         self._tries = {port: len(targets) for port, targets in routes.items()}
         for port in routes:

@@ -1,4 +1,6 @@
-"""Drains while several nodes serve: a mark releases no record that another node may have served since."""
+"""Drains (a new owner waits for the old owner's commit) while several nodes serve. A commit up to the mark must not end
+the drain if another node may have served records in the meantime.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ LONGER_THAN_A_LOOK_S = 1.5
 
 
 def test_a_drain_waits_for_records_that_another_node_may_have_served(cluster: Cluster) -> None:
-    """The set of live nodes changed a moment ago, so another node may have led the partition since the mark."""
+    """The set of live nodes has just changed, so another node may have led the partition and served records after the
+    mark.
+    """
     here, elsewhere = nodes = cluster(2)
     balanced(nodes)
     asyncio.run(read_on_elsewhere(here, elsewhere, group_coordinated_by(here, nodes)))

@@ -11,7 +11,7 @@ from tests.gateway_process import GatewayProcess
 from tests.steps.waiting import wait_for
 
 FAILOVER_S = 30.0
-"""Seconds; far longer than a lease and a pass, because the test measures no time."""
+"""In seconds; far longer than a lease and a pass, because the test does not measure time."""
 
 
 def exported(node: GatewayProcess) -> list[str]:
@@ -20,7 +20,7 @@ def exported(node: GatewayProcess) -> list[str]:
 
 
 def exporter_among(nodes: list[GatewayProcess], topic: str) -> GatewayProcess:
-    """Wait until one of the nodes exports the topic. There must never be two."""
+    """Wait until one of the nodes exports the topic. At no time may two nodes export it."""
 
     def exporter() -> GatewayProcess | None:
         found = [node for node in nodes if exported(node)]

@@ -46,8 +46,9 @@ def bootstrap_of(nodes: Sequence[GatewayProcess]) -> str:
 def under_load(
     nodes: Sequence[GatewayProcess], *, members: int = 3, pause_s: float = 0.005
 ) -> Iterator[tuple[Load, Readers]]:
-    """Run a producer that remembers acknowledged records, and a group that records what it reads. Compare both
-    afterwards."""
+    """Run a producer that remembers acknowledged records, and a group that records what it reads. At the end compare
+    the two.
+    """
     bootstrap = bootstrap_of(nodes)
     topic = create_topic(nodes[0].bootstrap, PARTITIONS)
     load = Load(bootstrap, topic, PARTITIONS, pause_s=pause_s)
@@ -98,7 +99,7 @@ def test_a_node_that_loses_its_connection_to_postgres_loses_no_record(
                 load.wait_for(300)
             elif fault == "drop":
                 proxy.drop()
-                wait(LEASE_S + 2.0)  # This is longer than its leases last, so other nodes acquire its groups.
+                wait(LEASE_S + 2.0)  # This is longer than the node's leases last, so other nodes acquire its groups.
             elif fault == "half-close":
                 proxy.half_close()
             else:
@@ -142,7 +143,9 @@ async def _migrate(url: str) -> None:
 
 
 async def test_a_terminated_listening_session_is_opened_again(cluster: Cluster, database_url: str) -> None:
-    """Each listening session for wake-ups is ended now and then. Readers on other nodes still learn of appends."""
+    """From time to time the test ends the session in which each node listens for wake-ups. Readers on other nodes must
+    still learn of appends.
+    """
     nodes = cluster(2)
     postgres = await asyncpg.connect(database_url)
 
@@ -233,8 +236,9 @@ def test_a_node_whose_clock_is_an_hour_off_acquires_no_lease_and_drops_no_record
 async def test_a_node_that_sleeps_far_beyond_its_leases_is_refused_every_write(
     cluster: Cluster, database_url: str
 ) -> None:
-    """SIGSTOP for 20 s: afterwards Postgres refuses what the node was about to write. Requests that arrived in the
-    meantime are refused too."""
+    """A node is stopped by SIGSTOP for 20 s. Afterwards Postgres refuses what the node was about to write, and requests
+    that arrived in the meantime are refused too.
+    """
     nodes = cluster(3)
     group, topic = fresh("asleep"), await asyncio.to_thread(create_topic, nodes[0].bootstrap, 1)
     asleep = await coordinator_of(group, nodes)
@@ -260,14 +264,14 @@ async def test_a_node_that_sleeps_far_beyond_its_leases_is_refused_every_write(
             clients[0].send_nowait(
                 HeartbeatRequest(group_id=group, generation_id=generation_id, member_id=one.member_id), 4
             ),
-            # The answer waits while the node sleeps, longer than 20 s on a busy machine.
+            # The answer waits while the node sleeps, which is longer than 20 s on a busy machine.
             asyncio.ensure_future(one.commit(topic, 1, seconds=240)),
             clients[1].send_nowait(
                 HeartbeatRequest(group_id=group, generation_id=generation_id, member_id=two.member_id), 4
             ),
         ]
         await goes_on(one, others, LEASE_S + 10.0)
-        # The group lives on at another node with another generation and other offsets.
+        # The group continues on another node with another generation and other offsets.
         owner = await coordinator_of(group, others)
         assert owner in others
         for member in (one, two):
@@ -294,14 +298,14 @@ async def test_a_node_that_sleeps_far_beyond_its_leases_is_refused_every_write(
         for client in clients:
             await client.close()
         await asyncio.to_thread(load.wait_for, 500)
-        # The context's end compares what was produced and read throughout.
+        # At its end the context compares what was produced with what was read.
         await asyncio.to_thread(stack.close)
     await postgres.close()
 
 
 @pytest.mark.timeout(2 * CHURN_S + 240)
 def test_nodes_that_stop_and_return_under_load_lose_no_record(cluster: Cluster) -> None:
-    """Three nodes stop, die, sleep and return in turn. SLUICE_TEST_CHURN_SECONDS makes the test longer."""
+    """Three nodes in turn stop, die, sleep and return. SLUICE_TEST_CHURN_SECONDS makes the test longer."""
     generator = random.Random(8)
     nodes = cluster(3)
     with under_load(nodes, pause_s=0.05) as (load, _):

@@ -28,7 +28,7 @@ DEADLINE_S = 60.0
 
 
 async def until_ok(client: WireClient, topic: str, value: bytes = b"old") -> int:
-    """Produce until a record succeeds once Postgres is back, and return its offset."""
+    """Produce until a record succeeds after Postgres has returned, and return its offset."""
 
     async def produced() -> PartitionProduceResponse:
         return (await client.send(produce(topic, value), 9)).responses[0].partition_responses[0]
@@ -55,7 +55,9 @@ async def epoch_of(client: WireClient, topic: str) -> int:
 
 
 async def epoch_after(client: WireClient, topic: str, before: int) -> int:
-    """Wait until the node has read the new leader epoch, and return it. Until then the node responds with the old."""
+    """Wait until the node has read the new leader epoch, and return it. Until then the node responds with the old
+    epoch.
+    """
     return await until(lambda: epoch_of(client, topic), "a new epoch", holds=lambda epoch: epoch > before)
 
 
@@ -78,7 +80,7 @@ async def test_acknowledged_records_that_a_restore_removed_are_served_by_no_node
             restorable.save()
             await until_ok(on_a, "t")
             for _ in range(LOST - 1):
-                # A node that acknowledged none of the lost records notices the loss only when it renews its
+                # A node that acknowledged none of the lost records notices the loss only when it next renews its
                 # registration.
                 await until_ok(on_b, "t")
             before = await epoch_of(on_a, "t")
@@ -95,8 +97,8 @@ async def test_acknowledged_records_that_a_restore_removed_are_served_by_no_node
             for client in (on_a, on_b):
                 stale = await fetched(client, "t", KEPT + LOST, before)
                 assert stale.error_code == ErrorCode.FENCED_LEADER_EPOCH
-                # Right after an outage a node may lag a moment behind the other's appends. A produce of unknown outcome
-                # that was repeated may also be stored twice.
+                # Right after an outage a node may learn of the other node's appends a moment late. Also, a record whose
+                # produce had no known outcome and was repeated may be stored twice.
                 deadline = time.monotonic() + DEADLINE_S
                 while not (part := await fetched(client, "t", KEPT + 1, after)).records:
                     assert time.monotonic() < deadline, part

@@ -40,12 +40,13 @@ from tests.wire import WireClient
 PATIENCE_S = 30.0
 NAMES = ("first", "second")
 NO_TICK = {"reconcile.periodic.interval.ms": "30000"}
-"""The periodic pass is off. So a change that a node knows within PATIENCE_S / 3 was announced to it."""
+"""The periodic pass is off. So if a node knows a change within PATIENCE_S / 3, the change was announced to it."""
 
 
 async def partitions_of(client: WireClient, topic: str) -> int:
-    """Return the number of partitions that the node knows, or 0 for an unknown topic. The node answers a known name
-    from memory."""
+    """Return the number of partitions according to the node, or 0 for an unknown topic. The node answers from memory if
+    it knows the topic.
+    """
     answer = await client.send(
         MetadataRequest(topics=(MetadataRequestTopic(name=topic),), allow_auto_topic_creation=False), 9
     )
@@ -68,8 +69,9 @@ async def seconds_until_known(client: WireClient, topic: str, partitions: int, w
 def test_a_topic_that_one_node_created_is_usable_through_another_at_once(
     gateway_factory: GatewayFactory, database_url: str
 ) -> None:
-    """Point 18 of the acceptance list: a thousand of a thousand writes succeed. The client waits for no topic to become
-    known, and the node receives no notification."""
+    """Point 18 of the acceptance list: all of a thousand writes succeed. The client does not wait until a topic is
+    known, and the node receives no notification.
+    """
     settings = {"auto.create.topics.enable": "false", **NO_TICK}
     a = gateway_factory(settings, database_url=database_url)
     with proxied(database_url) as proxy:
@@ -130,7 +132,7 @@ async def test_a_notification_makes_a_change_known_on_other_nodes(cluster: Clust
 async def test_a_change_without_notification_is_known_after_an_interval(
     gateway_factory: GatewayFactory, database_url: str
 ) -> None:
-    """Notifications are lost, and the node believes that it still listens."""
+    """Notifications are lost, but the node believes that it still receives them."""
     a = gateway_factory(database_url=database_url)
     with proxied(database_url) as proxy:
         b = gateway_factory({"reconcile.periodic.interval.ms": "2000"}, database_url=proxy.url)
@@ -146,7 +148,7 @@ async def test_a_change_without_notification_is_known_after_an_interval(
                 await grow(on_a, topic, count)
                 took.append(await seconds_until_known(on_b, topic, count))
                 assert metric(b, 'sluice_reconcile_passes_total{trigger="notified"}') == before
-            # A request that names a new topic waits until the node has looked the topic up.
+            # A request that names a new topic waits until the node has queried Postgres for the topic.
             proxy.delay(0.2)
             late = fresh("late")
             await create_by_frame(on_a, late)
@@ -157,7 +159,7 @@ async def test_a_change_without_notification_is_known_after_an_interval(
             proxy.delay(0.0)
         assert proxy.swallowed >= 3
         print("known without a hint after " + ", ".join(f"{seconds:.2f}" for seconds in took) + " s")
-        assert max(took) < 2.0 + 1.5  # One interval, one pass, and time for other work of the machine.
+        assert max(took) < 2.0 + 1.5  # One interval, one pass, and time for other work on the machine.
         b.close()
 
 
@@ -304,7 +306,9 @@ def test_partitions_that_another_node_adds_are_assigned(cluster: Cluster, kind: 
 
 @pytest.mark.parametrize("kind", ["eager", "cooperative", "consumer"])
 def test_work_is_drained_if_another_node_served_the_records(cluster: Cluster, kind: str) -> None:
-    """Point 37 of the acceptance list: the coordinator has served none of the fetches whose commits it waits for."""
+    """Point 37 of the acceptance list: another node than the coordinator has served the records whose commits the
+    coordinator waits for.
+    """
     a, b = nodes = cluster(2)
     group, topic = group_coordinated_by(a, nodes), topic_led_by(b)
     board = Scoreboard()
@@ -358,7 +362,7 @@ def test_work_is_drained_though_the_node_that_served_it_is_lost(cluster: Cluster
         wait_for(lambda: counted(a, "group_handoffs_pending") == {"": 2.0}, "no partition is waited for")
         assert all(each.member == "first" for each in board.deliveries)
         if end == "commits":
-            # Another node may have served records although it is not alive any more.
+            # Another node may have served records, even if that node is not alive any more.
             wait_for(lambda: metric(a, "kafka_brokers") == 1, "the other node is alive")
             assert counted(a, "group_handoffs_pending") == {"": 2.0}
             first.finish()
@@ -393,7 +397,7 @@ def topic_led_by(node: GatewayProcess) -> str:
 
 
 def test_offsets_of_a_deleted_group_are_gone_on_every_node(cluster: Cluster) -> None:
-    """Point 49 of the acceptance list: a group that is created again under the same name inherits nothing."""
+    """Point 49 of the acceptance list: a group that is recreated with the same name has no offsets."""
     a, b = nodes = cluster(2)
     topic = create_topic(a.bootstrap, 2)
     places = [TopicPartition(topic, index) for index in range(2)]
@@ -445,5 +449,5 @@ async def test_queries_of_an_idle_cluster_do_not_grow_with_what_it_holds(cluster
     finally:
         await postgres.close()
     print(f"transactions per second of two nodes: {little:.1f} when empty, {much:.1f} with all that")
-    # One query for each of the 30 groups at each renewal would be 24 a second.
+    # If each of the 30 groups needed one query at each renewal, there would be 24 queries a second.
     assert much < little + 15.0

@@ -94,7 +94,7 @@ async def test_a_failing_deletion_is_reported_retried_and_taken_over(cluster: Cl
         failures = [metric(node, 'sluice_partitions_reconcile_failures_total{cause="delete"}') for node in nodes]
         assert sum(failures) >= 3
 
-        # The node that deletes dies. The topic's row says what is left to delete.
+        # The node that deletes the topic dies. The topic's row shows that the deletion is not complete.
         owner = await sql.fetchval(LEASE_OWNER, int(Job.DELETION))
         (dying,) = [node for node in nodes if node.bootstrap == owner]
         (other,) = [node for node in nodes if node.bootstrap != owner]
@@ -169,7 +169,7 @@ async def test_the_work_of_reconciliation_shows_in_the_metrics(cluster: Cluster,
         assert 0 < metric(node, "sluice_partitions_owned") < 100
         for name in ("sluice_pending_tombstones", "sluice_pending_tombstone_age_seconds", "sluice_failing_tombstones"):
             assert metric(node, name) == 0
-    # The node that deletes does not need a pass to learn of the deletion.
+    # The node that deletes the topic does not need a pass to learn of the deletion.
     assert metric(second, 'sluice_reconcile_operations_total{operation="remove_routed"}') == 1
     assert metric(first, 'sluice_leases_moved_total{kind="groups"}') == 25
     assert metric(first, 'sluice_leases_moved_total{kind="jobs"}') == 4

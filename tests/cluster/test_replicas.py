@@ -1,4 +1,4 @@
-"""Nodes with numbers and racks: the named replicas lead, and consumers read from the nearest."""
+"""Nodes with ids and racks: the replicas that a client assigned lead, and consumers read from the nearest replica."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Start = Callable[[int], GatewayProcess]
 
 @pytest.fixture
 def start(gateway_factory: GatewayFactory, database_url: str) -> Start:
-    """Start the node of a number, in the rack of that number."""
+    """Start the node with this id, in the rack of the same number."""
 
     def start(number: int) -> GatewayProcess:
         return gateway_factory(
@@ -61,7 +61,7 @@ async def connected(*nodes: GatewayProcess) -> AsyncIterator[list[WireClient]]:
 
 
 async def create(client: WireClient, topic: str, *replicas: int) -> None:
-    """Create a topic whose one partition has these nodes as replicas."""
+    """Create a topic with one partition, whose replicas are these nodes."""
     await alive(client, *replicas)
     named = (CreatableReplicaAssignment(partition_index=0, broker_ids=replicas),)
     request = CreateTopicsRequest(
@@ -84,7 +84,7 @@ async def alive(client: WireClient, *node_ids: int) -> None:
 
 
 async def placed(client: WireClient, topic: str) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return leader, replicas, in-sync replicas and offline replicas of the topic's first partition."""
+    """Return the leader, replicas, in-sync replicas and offline replicas of the topic's first partition."""
     request = MetadataRequest(topics=(MetadataRequestTopic(name=topic),), allow_auto_topic_creation=False)
     (part,) = (await client.send(request, 9)).topics[0].partitions
     return part.leader_id, part.replica_nodes, part.isr_nodes, part.offline_replicas
@@ -100,7 +100,7 @@ async def read(
 
 
 def taken(part: PartitionData) -> int:
-    """Return the number of bytes of records."""
+    """Return the number of bytes of records in the answer."""
     records = part.records or b""
     return sum(map(len, records)) if isinstance(records, tuple) else len(records)
 
@@ -115,7 +115,7 @@ async def test_a_node_has_its_configured_number(start: Start, gateway_factory: G
     with pytest.raises(AssertionError, match=f"node.id 2 is that of the live node at PLAINTEXT://{two.bootstrap}"):
         start(2)
     two.kill()
-    # The node was killed and is still registered, yet its number is free at once.
+    # The node was killed and is still registered, but a new process can use its id at once.
     successor = start(2)
     async with connected(zero) as (client,):
 
@@ -155,7 +155,8 @@ async def test_a_reassignment_and_an_election_are_seen_by_every_node(start: Star
         async def moving() -> int:
             return (await clients[1].send(moved, 0)).responses[0].partitions[0].error_code
 
-        await until_equal(moving, ErrorCode.NONE)  # node 1 learns of a node when it next reads the registrations
+        # Node 1 learns of the other node when it next reads the registrations.
+        await until_equal(moving, ErrorCode.NONE)
         for client in clients:
             await until_equal(lambda client=client: placed(client, topic), (0, (2, 0), (2, 0), ()))
         elected = await clients[1].send(ElectLeadersRequest(topic_partitions=None), 2)

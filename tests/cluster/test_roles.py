@@ -62,7 +62,7 @@ def is_ready(node: GatewayProcess) -> bool:
 
 
 def round_trip(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
-    """Produce values and read them in a group."""
+    """Produce values and read them in a consumer group."""
     producer = Producer({"bootstrap.servers": bootstrap})
     for number in range(count):
         producer.produce(topic, str(number).encode())
@@ -96,7 +96,9 @@ def read_offsets_topic(bootstrap: str) -> None:
 
 
 def test_a_controller_does_the_jobs_and_a_broker_serves(start: Start) -> None:
-    """This holds in either order of start. If the controller is killed, the broker does all the jobs."""
+    """The controller runs the background jobs, and the broker serves clients. The order of their starts does not
+    matter. If the controller is killed, the broker runs the jobs.
+    """
     broker = start("broker")
     until_equal(lambda: (jobs(broker), groups(broker)), (JOBS, SHARDS))
     controller = start("controller")

@@ -1,8 +1,8 @@
 """Every node gives the same answer, or says which node can answer.
 
-Kafka's rule: every node answers for the cluster, with three exceptions. Only a group's coordinator answers for the
-group; others answer NOT_COORDINATOR. A node's own settings are described by the node alone. ListGroups lists the groups
-that the node coordinates; admin clients ask all nodes and merge the answers.
+Kafka's rule is that every node answers for the cluster, with three exceptions. Only a group's coordinator answers for
+the group; all other nodes answer NOT_COORDINATOR. A node's own settings are described by the node alone. ListGroups
+lists the groups that the node coordinates; admin clients ask all nodes and merge the answers.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ PARTITIONS = 4
 RECORDS = 10
 TIMEOUT_S = 30
 FIRST_MS = 1_700_000_000_000
-"""Timestamp of the first record of each partition; each later record is a second younger."""
+"""Timestamp of the first record of each partition. Each later record is one second later."""
 TOPIC, BROKER, GROUP = 2, 4, 32
 SET = 0
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Three nodes, and what clients of each of them have created."""
+    """Three nodes, and the topics and groups that clients of each node have created."""
 
     nodes: Sequence[GatewayProcess]
     topics: Sequence[str]
     classic: dict[str, GatewayProcess]
-    """Groups with a member, by id, and the node that coordinates each."""
+    """Groups that have a member, by id, each with the node that coordinates it."""
     consumer: dict[str, GatewayProcess]
     empty: dict[str, GatewayProcess]
     """Groups with committed offsets and without members."""
@@ -97,7 +97,7 @@ def scene(postgres: Databases) -> Iterator[Scene]:
         for protocol in ("classic", "consumer", "empty"):
             found[protocol] = {group_coordinated_by(node, nodes): node for node in nodes}
             for number, group in enumerate(found[protocol]):
-                # Change the group's setting through a node that does not coordinate the group.
+                # Change the group's setting through a node that is not the group's coordinator.
                 node, places = nodes[number - 1], [TopicPartition(topics[number], 0, number + 1)]
                 alter(node, GROUP, group, "group.handoff.mode", "drain")
                 if protocol == "empty":
@@ -157,13 +157,13 @@ def member(node: GatewayProcess, group: str, protocol: str, topic: str) -> Itera
 
 
 async def ask(scene: Scene, request: Any, version: int) -> list[Any]:
-    """Return every node's answer to the request."""
+    """Send the request to every node and return all answers."""
     async with connected(scene.nodes) as clients:
         return await asyncio.gather(*(client.send(request, version) for client in clients))
 
 
 async def same(scene: Scene, request: Any, version: int) -> Any:
-    """Return the answer, which must be the same from every node."""
+    """Send the request to every node. Assert that all answers are equal, and return the answer."""
     first, *others = await ask(scene, request, version)
     for other in others:
         assert other == first
@@ -172,7 +172,7 @@ async def same(scene: Scene, request: Any, version: int) -> Any:
 
 async def test_every_node_gives_the_same_metadata_and_cluster_description(scene: Scene) -> None:
     answers = await ask(scene, MetadataRequest(topics=None, include_topic_authorized_operations=True), 12)
-    # Neither list has a defined order.
+    # Neither list has a defined order, so sort both.
     first, *others = [
         replace(
             answer,
@@ -292,7 +292,7 @@ async def test_committed_offsets_are_returned_by_the_coordinator_alone(scene: Sc
 
 @pytest.mark.parametrize("version", [7, 8])
 async def test_offset_fetch_at_another_node_names_the_partitions_of_a_consumer(scene: Scene, version: int) -> None:
-    """librdkafka never reads a partition again whose OffsetFetch failed and whose name is not in the answer."""
+    """If the answer does not name a partition whose OffsetFetch failed, librdkafka never reads this partition again."""
     group, owner = next(iter(scene.groups.items()))
     asked = (OffsetFetchRequestTopic(name="any", partition_indexes=(0, 3)),)
     several = (OffsetFetchRequestTopics(name="any", partition_indexes=(0, 3)),)
@@ -320,7 +320,7 @@ async def test_offset_fetch_at_another_node_names_the_partitions_of_a_consumer(s
 
 
 def of_each(scene: Scene, look: Callable[[AdminClient], Any]) -> Any:
-    """Return what `look` finds through each node. It must be the same for all."""
+    """Call `look` for each node and return the result, which must be the same for all nodes."""
     first, *others = [look(AdminClient({"bootstrap.servers": node.bootstrap})) for node in scene.nodes]
     for other in others:
         assert other == first

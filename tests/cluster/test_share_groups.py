@@ -21,7 +21,7 @@ TAKEN_OVER_S = 30.0
 
 
 async def begin(clients: list[WireClient], group_id: str, topic: str) -> int:
-    """Reset partition 0 to its beginning through the group's coordinator, and return that node."""
+    """Reset partition 0 to its beginning through the group's coordinator, and return the coordinator."""
     part = AlterShareGroupOffsetsRequestPartition(partition_index=0, start_offset=0)
     asked = AlterShareGroupOffsetsRequestTopic(topic_name=topic, partitions=(part,))
     request = AlterShareGroupOffsetsRequest(group_id=group_id, topics=(asked,))
@@ -31,8 +31,9 @@ async def begin(clients: list[WireClient], group_id: str, topic: str) -> int:
 
 
 async def test_a_reset_through_one_node_is_seen_by_the_leader(cluster: Cluster) -> None:
-    """Coordination of these groups is spread over both nodes and one of them leads, so some resets come from the
-    other."""
+    """The groups are coordinated by both nodes, and one node leads the partition. So some resets go through a node that
+    does not lead it.
+    """
     nodes = cluster(2)
     clients = [await WireClient.connect(node.bootstrap) for node in nodes]
     try:

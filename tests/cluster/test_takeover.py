@@ -1,4 +1,4 @@
-"""A coordinator dies, stops, sleeps or hands a shard over: its groups continue on another node, without a rebalance."""
+"""A coordinator dies, stops, sleeps or hands a shard over. Its groups continue on another node, without a rebalance."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ PARTITIONS = 4
 
 
 def shards_handed_over(node: GatewayProcess) -> int:
-    """Return how many shards of groups the node handed over. Shards of jobs do not count: they may still move after
-    those of groups are shared."""
+    """Return how many shards of groups the node has handed over. Shards of jobs do not count, because they may still
+    move later.
+    """
     lines = [line for line in node.log_text().splitlines() if '"shard handed over"' in line]
     return sum(json.loads(line)["kind"] == "groups" for line in lines)
 
@@ -54,7 +55,7 @@ async def test_a_group_continues_when_its_coordinator_ends(cluster: Cluster, end
         others = [node for node in nodes if node is not owner]
         handed_over = shards_handed_over(others[0])
         owner.send_signal({"kill -9": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGSTOP": signal.SIGSTOP}[end])
-        # The machine is shared, so the assertion leaves slack. The measured time is printed.
+        # The machine is shared, so the assertion allows more time. The measured time is printed.
         took = [await goes_on(each, others, within_s + 6.0) for each in (one, two)]
         print(f"{end}: the group went on after {took[0]:.2f} s, the target is {within_s} s")
         assert one.generation_id == two.generation_id
@@ -82,7 +83,7 @@ async def test_a_group_continues_when_its_coordinator_ends(cluster: Cluster, end
 
 
 async def leaders_of(topic: str, client: WireClient) -> list[str]:
-    """Return the leader of each partition according to the client's node."""
+    """Return the leader of each partition according to the node that the client is connected to."""
     asked = MetadataRequest(topics=(MetadataRequestTopic(name=topic),), allow_auto_topic_creation=False)
     answer = await client.send(asked, 9)
     at = {node.node_id: f"{node.host}:{node.port}" for node in answer.brokers}

@@ -1,5 +1,5 @@
-"""One producer's transactions over several nodes: another node may have ended a transaction that a node still
-remembers.
+"""Transactions of one producer over several nodes. A node may still remember a transaction that
+another node has ended.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def test_a_node_refuses_records_of_a_transaction_that_ended_on_another_nod
 
 
 async def test_a_remembered_transaction_that_is_over_is_looked_up_again(cluster: Cluster) -> None:
-    """The client enlists no partitions by itself, and its epoch does not change."""
+    """The client does not enlist partitions itself, and its epoch stays the same."""
     one, other = cluster(2)
     partition = (create_topic(one.bootstrap, 1), 0)
     async with await WireClient.connect(one.bootstrap) as first, await WireClient.connect(other.bootstrap) as second:

@@ -1,4 +1,4 @@
-"""A rolling upgrade: a node of this release and one of a synthetic next release on one schema, under load."""
+"""A rolling upgrade under load: a node of the current release and one of a synthetic next release, on one schema."""
 
 from __future__ import annotations
 
@@ -136,10 +136,10 @@ async def test_this_release_and_the_next_serve_together_and_either_may_stop(
             reader.start()
         load.wait_for(1000)
 
-        # A transaction runs over both nodes.
+        # The transaction is begun on one node and ended on the other.
         await assert_transactions_span(old, new)
 
-        # Each node changes something and the other one sees the change.
+        # Each node changes something, and the other node sees the change.
         for one, other, name in ((old, new, doomed[0]), (new, old, doomed[1])):
             made = create_topic(one.bootstrap, 2)
             wait_for(lambda made=made, other=other: made in topics_of(other), "a topic that was created is not seen")
@@ -147,8 +147,7 @@ async def test_this_release_and_the_next_serve_together_and_either_may_stop(
             wait_for(lambda name=name, other=other: name not in topics_of(other), "a topic that was deleted is seen")
         load.wait_for(500)
 
-        # The upgrade is taken back: the old node continues alone, and its functions still exist. Then the upgrade is
-        # repeated.
+        # Undo the upgrade: the old node continues alone, and its SQL functions still exist. Then repeat the upgrade.
         new.stop()
         load.wait_for(1000)
         assert await function_schemas(sql) == schemas

@@ -1,4 +1,4 @@
-"""An event on one node is seen on another at once, by clients that know only frames."""
+"""An event on one node is visible on another node at once. The test uses only frames, so no client library retries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_a_reader_on_another_node_is_a_few_milliseconds_behind(cluster: Cl
             await on_a.send(produce(early), 9)
             return metric(b, "sluice_wakeups_heard_total") > 0
 
-        # Right after its start a node is not known to all others. Until then they announce nothing to it.
+        # Right after its start a node is not known to all other nodes. Until then they send it no announcements.
         await until(heard, "the second node hears of appends")
         local = statistics.median(await delays(on_a, on_a, topic, 0))
         remote = statistics.median(await delays(on_a, on_b, topic, ROUNDS))
@@ -61,7 +61,7 @@ async def test_a_topic_created_on_one_node_is_served_by_the_other_at_once(cluste
     async with await WireClient.connect(a.bootstrap) as on_a, await WireClient.connect(b.bootstrap) as on_b:
         for number in range(100):
             topic = fresh(f"race-{number}")
-            # The other node has already looked for the name when no such topic existed.
+            # The other node has already looked the name up, before such a topic existed.
             asked = await on_b.send(produce(topic), 9)
             assert asked.responses[0].partition_responses[0].error_code == 3
             await on_a.send(

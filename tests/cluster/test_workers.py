@@ -1,5 +1,6 @@
-"""`sluice serve --workers`, `sluice nodes`, and nodes that claim each other's address: real processes, a stock
-client."""
+"""`sluice serve --workers`, `sluice nodes`, and nodes with the same address. The tests use real processes and a stock
+client.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ class Host:
         return self._log.read_text()
 
     def worker(self, number: int) -> psutil.Process:
-        """Return the process that listens on the worker's port."""
+        """Return the process that listens on this worker's port."""
         return next(
             child
             for child in psutil.Process(self.process.pid).children(recursive=True)
@@ -104,7 +105,7 @@ def host() -> Iterator[Callable[..., Host]]:
 
 
 def round_trip(bootstraps: Sequence[str], topic: str, values: Sequence[bytes]) -> list[bytes]:
-    """Write values by a stock client, and return what it reads back."""
+    """Write values with a stock client, read them back, and return them."""
     producer = Producer({"bootstrap.servers": ",".join(bootstraps), "enable.idempotence": True})
     for value in values:
         producer.produce(topic, value)
@@ -227,7 +228,7 @@ def test_a_second_node_at_the_address_of_a_live_node_is_refused_and_named(
     brokers = AdminClient({"bootstrap.servers": first.bootstrap}).list_topics(timeout=30).brokers
     assert list(brokers) == [1]
     assert "registration" not in first.log_text(), "the first one was superseded"
-    # A killed node does not block its successor.
+    # A killed node does not prevent its successor from starting.
     first.kill()
     first.start()
 

@@ -1,4 +1,4 @@
-"""A command line, and clients that give it something to show."""
+"""A command line, and clients whose groups and topics it can show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.gateway_process import GatewayProcess
 
 
 class Prompt:
-    """Run commands in this process and keep their output."""
+    """Runs commands in this process and keeps their output."""
 
     def __init__(self, bootstrap: str, capsys: pytest.CaptureFixture[str]) -> None:
         self._bootstrap = bootstrap

@@ -1,4 +1,4 @@
-"""The daily commands against a gateway and against Apache Kafka: both must yield the same JSON."""
+"""The usual commands against a gateway and against Apache Kafka. Both must yield the same JSON."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ DAILY: list[tuple[tuple[str, ...], str]] = [
     (("cluster", "info"), ""),
     (("topics", "delete", "orders", "absent"), ""),
 ]
-"""Words of a command, and its standard input."""
+"""The words of a command, and its standard input."""
 
 SHOWN_WITHIN_S = 10.0
 
 _UUID = re.compile(r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 _OWN = frozenset({"id", "broker", "controller", "node", "host", "port", "epoch", "leader", "time", "timestamp_ms"})
-"""Fields in which two clusters differ."""
+"""Fields that differ between any two clusters."""
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def is_reading(words: tuple[str, ...]) -> bool:
 
 
 def comparable(value: Any) -> Any:
-    """Return the JSON without fields in which two clusters differ."""
+    """Return the JSON without the fields that differ between any two clusters."""
     if isinstance(value, dict):
         return {key: comparable(each) for key, each in value.items() if key not in _OWN}
     if isinstance(value, list):
@@ -125,7 +125,7 @@ def test_daily_commands_yield_the_same_json_from_apache_kafka(
     differences: list[str] = []
     for words, stdin in DAILY:
         ours, theirs = (run(bootstrap, words, stdin) for bootstrap in (gateway.bootstrap, kafka.bootstrap))
-        # Kafka confirms a change a moment before it shows it, so a command that only reads may be repeated.
+        # Kafka confirms a change a moment before it shows the change, so the test may repeat a command that only reads.
         deadline = time.monotonic() + SHOWN_WITHIN_S
         while ours != theirs and is_reading(words) and time.monotonic() < deadline:
             theirs = run(kafka.bootstrap, words, stdin)

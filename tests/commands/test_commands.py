@@ -170,7 +170,7 @@ def test_lag_without_a_commit_is_unknown_and_not_zero(sluice: Prompt, gateway: G
 def test_lag_counts_partitions_of_a_read_topic_that_have_no_commit(
     sluice: Prompt, gateway: GatewayProcess, topic: str
 ) -> None:
-    """The state after a restore: the group has no members, and one partition's committed offset is missing."""
+    """This is the state after a restore: the group has no members, and one partition has no committed offset."""
     group = f"g-{uuid.uuid4().hex[:8]}"
     produce(gateway, topic, 0, ["a", "b", "c"])
     produce(gateway, topic, 1, ["d", "e"])

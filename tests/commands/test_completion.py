@@ -1,4 +1,4 @@
-"""`sluice completion`, asked by the shells themselves as a press of the tab key asks."""
+"""`sluice completion`, called by each shell as when a person presses the tab key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`sluice context`, and which cluster a command asks. No broker listens at the addresses, so each error names one."""
+"""`sluice context`, and the cluster that a command connects to. No broker listens at the addresses, so the error names
+the chosen address.
+"""
 
 from __future__ import annotations
 

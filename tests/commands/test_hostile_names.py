@@ -1,4 +1,4 @@
-"""Names and texts that would move the cursor of a terminal, or end a command with a traceback."""
+"""Names and texts that would move a terminal's cursor, or that would make a command fail with a traceback."""
 
 from __future__ import annotations
 

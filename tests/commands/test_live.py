@@ -54,7 +54,7 @@ class Running:
             queue.put(line.rstrip("\n"))
 
     def until(self, pattern: str, *, queue: Queue[str] | None = None) -> str:
-        """Return the first line from here on that matches."""
+        """Return the first matching line from the current position on."""
         deadline = time.monotonic() + TIMEOUT_S
         while True:
             line = (self.out if queue is None else queue).get(timeout=max(deadline - time.monotonic(), 0.01))

@@ -1,4 +1,4 @@
-"""From the embedded Postgres to one of the user's own, as the README describes."""
+"""A move from the embedded Postgres to a Postgres of the user's own, as the README describes it."""
 
 from __future__ import annotations
 

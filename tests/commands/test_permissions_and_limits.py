@@ -22,7 +22,9 @@ from tests.secured import AUTHORIZER, USERS, Secured, start_secured
 
 @pytest.fixture(scope="module")
 def guarded(postgres: Databases) -> Iterator[GatewayProcess]:
-    """A gateway on which everyone may use a resource without ACLs, so that there can be a first ACL."""
+    """A gateway that permits every client to use a resource without ACLs. Otherwise no client could create the first
+    ACL.
+    """
     with gateways(postgres) as start:
         yield start({**AUTHORIZER, "allow.everyone.if.no.acl.found": "true"})
 
@@ -34,7 +36,7 @@ def sluice(guarded: GatewayProcess, capsys: pytest.CaptureFixture[str]) -> Promp
 
 @pytest.fixture(scope="module")
 def secured(postgres: Databases) -> Iterator[Secured]:
-    """A gateway whose second listener wants a password. Only clients of the first may do everything."""
+    """A gateway whose second listener requires a password. Clients of the first listener may do everything."""
     with gateways(postgres) as start:
         yield start_secured(start, {**AUTHORIZER, "super.users": "User:ANONYMOUS"})
 

@@ -1,4 +1,4 @@
-"""The parts of the program that a command loads before its first answer: only those that it uses."""
+"""Modules that a command loads before its first answer. It must load only those that it uses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMANDS: list[tuple[tuple[str, ...], set[str]]] = [
     (("cluster", "info"), {"describe_cluster"}),
     (("users", "list"), {"alter_user_scram_credentials", "describe_user_scram_credentials"}),
 ]
-"""Commands, and the declarations of messages that each loads besides those of every command."""
+"""Commands, each with the message declarations that it loads in addition to those that every command loads."""
 
 EVERY_COMMAND = {"api_versions", "metadata"}
 NEEDLESS = {"aiohttp", "aiokafka", "asyncio", "asyncpg", "rich", "storage", "structlog", "uvloop"}
@@ -43,7 +43,7 @@ NEEDLESS_FOR_HISTORY = {
     *("gateway.commands.client", "gateway.commands.groups", "protocol.codec", "protocol.messages"),
     *("storage.embedded", "storage.types"),
 }
-"""`groups history` reads Postgres: it loads asyncio, the driver and the journal, and no client."""
+"""`groups history` reads Postgres: it needs asyncio, the driver and the journal, but no Kafka client."""
 
 
 class Run(NamedTuple):
@@ -52,7 +52,7 @@ class Run(NamedTuple):
 
 
 def run(gateway: GatewayProcess, *words: str) -> Run:
-    """Run a command that asks the gateway."""
+    """Run a command that connects to the gateway."""
     return run_program(*(word.format(pid=os.getpid()) for word in words), "-b", gateway.bootstrap)
 
 

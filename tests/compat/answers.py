@@ -1,7 +1,7 @@
 """Read the answers of a suite's program, and decide which of them are accepted.
 
-The one idea: a suite's failures and skips are accepted as reported, but not its passes. The delivery log decides what
-passed. A scenario without an answer has failed.
+The one idea: a suite's failures and skips are accepted as reported, but not its passes. The delivery log decides which
+scenarios passed. A scenario without an answer has failed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def ask(
     on_row: Callable[[Row], None],
     limit: Limit,
 ) -> list[Row]:
-    """Run a suite's program to its end or its limit. Return all rows, including those of scenarios without an
-    answer."""
+    """Run a suite's program until it ends or reaches its limit. Return all rows, including rows for scenarios without
+    an answer.
+    """
     answers = Answers()
     rows: list[Row] = []
     adding = threading.Lock()
@@ -75,7 +76,9 @@ def ask(
 
 @dataclass(slots=True)
 class Answers:
-    """The answers on a suite's stdout. `faults` are lines that are no answers, and second answers to one scenario."""
+    """The answers that a suite prints on stdout. `faults` are lines that are not answers, and second answers to one
+    scenario.
+    """
 
     scenarios: set[str] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
@@ -100,9 +103,8 @@ class Answers:
 
 
 def expected(suite: Suite, named: Sequence[str], *, answered: set[str]) -> list[str]:
-    """Return the due scenarios without an answer, neither whole nor in parts (`scenario[part]`).
-
-    A suite with only scenarios of its own owes no canonical one.
+    """Return the scenarios that the suite should have answered but did not, neither as a whole nor in parts
+    (`scenario[part]`). A suite that lists scenarios of its own need not answer the canonical ones.
     """
     if named:
         wholes = {name.partition("[")[0] for name in answered}
@@ -115,8 +117,7 @@ def expected(suite: Suite, named: Sequence[str], *, answered: set[str]) -> list[
 
 
 def judged(row: Row, deliveries: Path) -> Row:
-    """Return the row, corrected by its delivery log. A scenario whose meaning is in the log does not pass without
-    one."""
+    """Return the row, corrected by its delivery log. A scenario that is judged by its log cannot pass without one."""
     if row.outcome != "passed":
         return row
     scenario = scenarios.find(row.scenario)

@@ -18,7 +18,7 @@ GATEWAY_FOLDERS = ("gateway", "protocol", "storage")
 
 
 class BrokerProcess(Protocol):
-    """The part of a broker's process that the runner and its control use."""
+    """The methods of a broker's process that the runner and its control interface use."""
 
     @property
     def log_path(self) -> Path: ...
@@ -50,8 +50,9 @@ def starting(broker: BrokerProcess) -> Iterator[None]:
 
 
 def end_starting() -> None:
-    """Close every broker that is starting now. If several processes start in turn, the next one may begin right
-    afterwards."""
+    """Close every broker that is starting now. If the caller starts several processes in turn, it may start the next
+    one right afterwards.
+    """
     for broker in tuple(_starting):
         with contextlib.suppress(AssertionError):  # A broker that does not stop in time is killed.
             broker.close()
@@ -59,7 +60,9 @@ def end_starting() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """`process(directory, settings)` makes a broker that is not started yet. Settings have Kafka's names."""
+    """A kind of broker. `process(directory, settings)` makes a broker's process, which is not started yet. Settings
+    have Kafka's names.
+    """
 
     name: str
     version: Callable[[], str]
@@ -93,7 +96,8 @@ def _kafka(directory: Path, settings: Mapping[str, str]) -> BrokerProcess:
 class GatewayNodes:
     """Several gateways on one Postgres. A client gets the address of the first and discovers the others.
 
-    They share one log file and report no metrics, because one node's metrics would be taken for the cluster's.
+    They share one log file. They report no metrics, because a reader would mistake one node's metrics for the
+    cluster's.
     """
 
     metrics_url = None
@@ -105,7 +109,7 @@ class GatewayNodes:
         count: int,
         own: Callable[[int], Mapping[str, str]] = lambda number: {},
     ) -> None:
-        """`own` gives each node's additional settings, by its number from 1."""
+        """`own` gives each node additional settings. Its keys are the nodes' numbers, from 1."""
         self._own = own
         self.log_path = directory / "gateway.log"
         self._settings, self._count = settings, count
@@ -121,7 +125,7 @@ class GatewayNodes:
         return all(node.running for node in self._nodes)
 
     def start(self) -> None:
-        """Start the nodes that do not run. If one start fails, the started nodes end."""
+        """Start the nodes that do not run. If one of them fails to start, stop the nodes that this call has started."""
         try:
             if not self._nodes:
                 self._make()
@@ -148,7 +152,7 @@ class GatewayNodes:
             node.kill()
 
     def restart(self) -> None:
-        """Restart one node after the other, as an upgrade does. The others continue to serve."""
+        """Restart one node after the other, as a rolling upgrade does. All other nodes continue to serve."""
         for node in self._nodes:
             node.restart()
 

@@ -29,8 +29,9 @@ from itertools import pairwise
 from typing import Any
 
 PAUSE_LIMIT_MS = 2000.0
-"""Milliseconds that a record of a retained partition may wait in a cooperative rebalance; far below any timeout of a
-group."""
+"""Milliseconds that a record of a retained partition may wait in a cooperative rebalance. This is far below any timeout
+of a group.
+"""
 
 MAX_PROBLEMS = 20
 
@@ -56,7 +57,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Events ordered by time, and by their order in the file for equal times. `torn` counts lines that are no event."""
+    """Events ordered by time. Events with equal times keep their order in the file. `torn` counts lines that are not
+    events.
+    """
 
     header: dict[str, Any]
     events: tuple[Event, ...]
@@ -65,8 +68,9 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Time that records of one partition waited: in one hand-over, or, if the partition was `retained`, during others'
-    hand-overs."""
+    """How long records of one partition waited. If the partition was `retained`, they waited while other partitions
+    were handed over; else during the partition's own hand-over.
+    """
 
     partition: Partition
     milliseconds: float
@@ -75,10 +79,8 @@ class Pause:
 
 @dataclass(slots=True)
 class Verdict:
-    """The log passes if `problems` is empty.
-
-    `late` counts records processed after the partition was revoked. `handovers` counts ownerships that followed
-    another.
+    """The result for a log, which passes if `problems` is empty. `late` counts records processed after their partition
+    was revoked. `handovers` counts changes of ownership.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -98,8 +100,9 @@ class Verdict:
 
 
 def read_log(text: str) -> Log:
-    """Parse a log. A killed process may leave its last line torn, so lines that are no event are counted, not
-    raised."""
+    """Parse a log. A killed process may leave an incomplete last line. So lines that are not events are counted and do
+    not raise an error.
+    """
     header: dict[str, Any] = {}
     events: list[Event] = []
     torn = 0
@@ -122,7 +125,7 @@ def read_log(text: str) -> Log:
 
 
 def check(log: Log, *, outage: bool = False, pause_limit_ms: float = PAUSE_LIMIT_MS) -> Verdict:
-    """Judge a log. With `outage` the gateway itself was away, so pauses are reported and not judged."""
+    """Judge a log. With `outage`, the gateway itself was down for some time, so pauses are reported and not judged."""
     verdict = Verdict()
     if not log.header:
         verdict.add("the log has no scenario line")
@@ -142,11 +145,12 @@ def check(log: Log, *, outage: bool = False, pause_limit_ms: float = PAUSE_LIMIT
 
 
 def _check_ownership(events: Sequence[Event], verdict: Verdict, *, cooperative: bool, may_lose: bool) -> None:
-    """Check that a partition has one owner at a time, that no cooperative member loses a partition that it keeps, and
-    that only owners read."""
+    """Check that a partition has one owner at a time, that a cooperative member never loses a partition that it keeps,
+    and that only owners read.
+    """
     members = {event.member for event in events if event.event == "assigned"}
     readers = {event.member for event in events if event.event == "delivered"}
-    # A log without any assignment belongs to no group.
+    # A log without assignments belongs to a client without a group.
     for stranger in sorted(readers - members) if members else ():
         verdict.add(f"{stranger} processed records and was never assigned a partition")
     owners: dict[Partition, str] = {}
@@ -252,7 +256,7 @@ def _check_gaps(log: Log, verdict: Verdict) -> None:
 
 @dataclass(slots=True)
 class _Span:
-    """One uninterrupted ownership of a partition; `end` is infinite while it lasts."""
+    """A period in which one member owned a partition. `end` is infinite while the period lasts."""
 
     owner: str
     start: float
@@ -339,7 +343,7 @@ def _name(partition: Partition) -> str:
 
 
 def _ranges(offsets: Iterable[int]) -> str:
-    """Return `3-5, 9` for 3 4 5 9, with at most ten ranges."""
+    """Return the numbers 3 4 5 9 as the text `3-5, 9`, with at most ten ranges."""
     found: list[list[int]] = []
     for offset in offsets:
         if found and offset == found[-1][1] + 1:

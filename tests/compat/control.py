@@ -1,7 +1,7 @@
 """HTTP interface through which suites of any language restart or kill their gateway: POST /restart, POST /kill.
 
-The answer comes when the gateway serves again, on the same port and data. If it does not, the answer is 500 with the
-end of its log.
+The interface answers when the gateway serves again, with the same port and data. If the gateway fails to start, the
+answer is 500 with the end of its log.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.compat.brokers import BrokerProcess, starting
 
 
 class Control:
-    """Serve on a free port of 127.0.0.1 while entered. `before` is called ahead of each restart or kill."""
+    """Serves on a free port of 127.0.0.1 while the context lasts. Before each restart or kill, it calls `before`."""
 
     def __init__(self, gateway: BrokerProcess, before: Callable[[], None]) -> None:
         actions = {"/restart": gateway.restart, "/kill": lambda: _kill(gateway)}
@@ -67,7 +67,7 @@ class Control:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-        self._acting.acquire()  # The lock is kept for good, so that no restart follows the final end of the gateway.
+        self._acting.acquire()  # Keep the lock for good, so that no restart can follow the gateway's final stop.
 
 
 def _kill(gateway: BrokerProcess) -> None:

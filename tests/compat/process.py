@@ -21,7 +21,7 @@ from typing import BinaryIO
 import psutil
 
 _leaders: set[int] = set()
-"""Leaders of the running groups, so that all can be ended."""
+"""Leaders of the running process groups, so that all groups can be ended."""
 
 LAST_LINES_SECONDS = 10.0
 MAX_LINE_BYTES = 1 << 20
@@ -29,7 +29,9 @@ MAX_LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """`returncode` is negative for a signal. `timed_out` means that the command was killed at its limit."""
+    """Result of a command. `returncode` is negative for a signal. `timed_out` means that the command was killed at its
+    limit.
+    """
 
     returncode: int
     timed_out: bool
@@ -37,15 +39,16 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Time limits of commands. Each has its own; commands that share this object also end `seconds` from now on, or
-    when `end` is called."""
+    """Time limits of commands. Each command has its own limit. All commands that share this object also end after
+    `seconds` from now, or when `end` is called.
+    """
 
     seconds: float = math.inf
     started: float = field(default_factory=time.monotonic)
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def end(self) -> None:
-        """Leave no more time to any command that shares this limit."""
+        """End all commands that share this limit."""
         self._ended.set()
 
     @property
@@ -73,8 +76,9 @@ def run_limited(
     stderr: Path,
     on_line: Callable[[str], None],
 ) -> Ended:
-    """Run a command, pass each line of its stdout to `on_line`, and append its stderr to a file. OSError if it cannot
-    start."""
+    """Run a command, pass each line of its stdout to `on_line`, and append its stderr to a file. Raise OSError if the
+    command cannot start.
+    """
     with stderr.open("ab") as errors:
         process = subprocess.Popen(
             command,
@@ -105,7 +109,7 @@ def run_limited(
 
 
 def end_all() -> None:
-    """Kill every running command, so that its caller sees it end."""
+    """Kill every running command. Each caller then sees its command end."""
     for leader in list(_leaders):
         _kill_group(leader)
 

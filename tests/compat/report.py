@@ -1,11 +1,12 @@
-"""Write the report card: docs/compatibility.json with everything, docs/compatibility.md for a reader who is choosing.
+"""Write the report card: docs/compatibility.json with everything, docs/compatibility.md for a reader who chooses a
+client.
 
-The one idea: the Markdown is derived from the JSON alone. A run of single suites replaces their part of the card and
-keeps the rest, each part with its own date and gateway version.
+The one idea: the Markdown is derived from the JSON alone. A run of single suites replaces only their part of the card.
+Each part has its own date and gateway version.
 
-docs/oracle.json holds Apache Kafka's answers to the same suites, with its version and date. Kafka is asked once per
-release (`make oracle`). The card shows these answers beside ours. A scenario that Kafka passes and we do not is red,
-for any reason.
+docs/oracle.json holds Apache Kafka's answers to the same suites, with its version and date. The suites run against
+Kafka once per release (`make oracle`). The card shows Kafka's answers beside ours. A scenario that Kafka passes and we
+do not is red, for any reason.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import Any, Literal
 from tests.compat import scenarios
 
 Outcome = Literal["passed", "failed", "unserved", "skipped", "unasked"]
-"""`unasked` means that this run had no time for the scenario. It says nothing about the gateway."""
+"""Outcome of a scenario. `unasked` means that this run had no time for the scenario, and says nothing about the
+gateway.
+"""
 WHOLE_SUITE = "(suite)"
 """Name of the row for a failure of the whole suite."""
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "unserved", "skipped", "unasked")
@@ -34,7 +37,7 @@ MARKS = {"passed": "✓", "failed": "**✗**", "unserved": "**○**", "skipped":
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One scenario. `deliveries` is the checker's count of its log."""
+    """The result of one scenario. `deliveries` is the number of deliveries that the checker found in its log."""
 
     scenario: str
     outcome: Outcome
@@ -65,10 +68,8 @@ def suite_json(result: SuiteResult) -> str:
 
 
 def write(folder: Path, results: Sequence[SuiteResult], *, keep_others: bool, keep_rows: bool = False) -> None:
-    """Write both files.
-
-    With `keep_others`, suites of an earlier card that did not run stay. With `keep_rows`, earlier answers to scenarios
-    that were not asked stay.
+    """Write both files. With `keep_others`, suites on the existing card that did not run stay on the card. With
+    `keep_rows`, earlier answers to scenarios that did not run stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / JSON_NAME
@@ -85,9 +86,9 @@ def write(folder: Path, results: Sequence[SuiteResult], *, keep_others: bool, ke
 
 
 def _keep_rows(entry: dict[str, Any], earlier: dict[str, Any]) -> None:
-    """Add earlier rows of scenarios without an answer, neither whole nor in parts (`scenario[part]`).
-
-    `since` becomes the date of the oldest row, and `gateways` lists all versions that were asked.
+    """Add rows of the earlier card for scenarios that have no new answer, neither as a whole nor in parts
+    (`scenario[part]`). `since` becomes the date of the oldest row, and `gateways` lists all gateway versions of the
+    rows.
     """
     asked = {row["scenario"] for row in entry["rows"]}
     asked |= {scenario.partition("[")[0] for scenario in asked}
@@ -104,8 +105,8 @@ def _keep_rows(entry: dict[str, Any], earlier: dict[str, Any]) -> None:
 def write_oracle(folder: Path, results: Sequence[SuiteResult], *, keep_others: bool, keep_rows: bool = False) -> None:
     """Write Apache Kafka's answers: per suite its version, the date, and the outcome of each scenario.
 
-    With `keep_rows`, earlier answers to scenarios that were not asked stay. A suite that could not be built or ended
-    early says nothing about Kafka. An existing card shows the new answers at once.
+    With `keep_rows`, earlier answers to scenarios that did not run stay. The result of a suite that could not be built
+    or ended early is not used. An existing card is updated with the new answers at once.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ORACLE_NAME
@@ -142,7 +143,7 @@ def _oracle() -> dict[str, Any]:
 
 
 def red(card: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return (suite, row) of every scenario that Apache Kafka passes and the gateway does not pass."""
+    """Return (suite, row) of every scenario that Apache Kafka passes and the gateway does not."""
     oracle: dict[str, Any] = card.get("oracle", {})
     return [
         (suite, row)
@@ -154,13 +155,15 @@ def red(card: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def _answer(answers: dict[str, Any], row: dict[str, Any]) -> Outcome | None:
-    """Return Kafka's outcome, or None if Kafka was not asked. A skip that our own list demands is no outcome."""
+    """Return Kafka's outcome, or None if the scenario did not run on Kafka. A skip that our own list demands is not an
+    outcome.
+    """
     said: Outcome | None = answers.get("outcomes", {}).get(row["scenario"])
     return None if said == "skipped" and row["outcome"] != "skipped" else said
 
 
 def _days(entry: dict[str, Any]) -> str:
-    """Return the days on which the suite's answers were given, from the oldest to the newest."""
+    """Return the days from the oldest to the newest answer of the suite."""
     first, last = entry.get("since", entry["date"])[:10], entry["date"][:10]
     return last if first == last else f"{first} to {last}"
 

@@ -1,7 +1,7 @@
 """Run compatibility suites against a gateway of their own: `python -m tests.compat.run [SUITE …]`.
 
-The one idea: every suite ends as rows, in any case. An answer, a missing answer, a delivery log that disproves it, a
-crash, a hang or a failed build is each a row with an outcome, and only `passed` counts as passed.
+The one idea: every suite ends as rows, in any case. There is a row for an answer, for a missing answer, for a delivery
+log that disproves an answer, for a crash, a hang and a failed build. Only the outcome `passed` counts as passed.
 
 Every suite gets a fresh gateway with an embedded Postgres, or with --nodes several that share one. Its logs stay in
 .compat/runs/<suite>. Without a suite's name all suites run and docs/compatibility.* is written. For named suites it is
@@ -43,21 +43,23 @@ VERSION_SECONDS = 60.0
 SCRAPE_SECONDS = 60.0
 LOG_CHARACTERS = 500
 LIMIT_SECONDS = 2700.0
-"""Seconds for all suites together. With checks and tests before it, continuous integration has an hour."""
+"""Seconds for all suites together. Continuous integration has an hour, including checks and tests."""
 LONG_SECONDS = 1200.0
-"""Suites with a larger limit start earlier."""
+"""Suites whose limit is larger than this start earlier."""
 BUILD_TRIES = 2
 END_SECONDS = 0.1
 FLAKY = "flaky: failed first, passed then"
 MAX_FLAKY = 8
-"""Scenarios of all suites together that may pass at the second try. More of them fail the run."""
+"""Number of scenarios in all suites that may pass only at the second try. With more of them the run fails."""
 
 _building = threading.Lock()
-"""Maven, npm and similar tools share a store of packages, and two cannot use it at once."""
+"""Lock for builds. Maven, npm and similar tools have a shared store of packages, which two builds
+cannot use at once.
+"""
 
 
 class Versions:
-    """Versions of each API that the clients sent, summed over the gateway's restarts."""
+    """The API versions that the clients sent, summed over the gateway's restarts."""
 
     def __init__(self, metrics_url: str | None) -> None:
         self._metrics_url = metrics_url
@@ -76,7 +78,7 @@ class Versions:
                         for pair in line.partition("{")[2].partition("}")[0].replace('"', "").split(",")
                     )
                     api, version = labels["api"].title().replace("_", ""), int(labels["version"])
-                    # Starting the gateway sent it one ApiVersions 0.
+                    # The check that the gateway had started sent one ApiVersions 0.
                     if (api, version) != ("ApiVersions", 0) or float(line.rpartition(" ")[2]) > 1:
                         self.seen.setdefault(api, set()).add(version)
 
@@ -120,8 +122,9 @@ def _version_of(broker: Broker, suite: Suite) -> str:
 
 
 def _as_known(suite: Suite, row: Row, on_row: Callable[[Row], None]) -> Row:
-    """Mark a failed scenario of `[unserved]` as unserved. If it passes, it fails, because the suite must not list it
-    any more."""
+    """Mark a failed scenario as unserved if `[unserved]` lists it. If a listed scenario passes, mark it as failed,
+    because the suite must not list it any more.
+    """
     reason = suite.unserved.get(row.scenario)
     if reason is None or row.outcome in ("skipped", "unasked"):
         return row
@@ -131,7 +134,7 @@ def _as_known(suite: Suite, row: Row, on_row: Callable[[Row], None]) -> Row:
 
 
 def _missing(suite: Suite, uses: Sequence[Suite]) -> str | None:
-    """Return why this machine cannot run a suite and those that it uses, or None."""
+    """Return why this machine cannot run the suite, or a suite that it uses; None if it can."""
     return suite.missing() or next((f"{used.name} {why}" for used in uses if (why := used.missing())), None)
 
 
@@ -191,8 +194,9 @@ def _run(
 
 
 def _build(suite: Suite, stderr: Path, limit: Limit) -> str | None:
-    """Build a suite. Return why that failed, or None. A build is tried twice, because it fetches from registries and
-    connections break."""
+    """Build a suite. Return why that failed, or None. Try twice, because a build downloads packages and connections
+    break.
+    """
     if not suite.build:
         return None
     suite.build_dir.mkdir(parents=True, exist_ok=True)
@@ -245,7 +249,7 @@ def _environment() -> Mapping[str, str]:
 
 @contextlib.contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    """Reserve an empty directory. SuiteError if another run uses it."""
+    """Reserve an empty directory. Raise SuiteError if another run uses it."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with directory.with_suffix(".lock").open("w") as lock:
         try:
@@ -357,24 +361,24 @@ def _main(options: argparse.Namespace) -> int:
             result = _run_and_say(suite, uses, asked, directory, limit, broker)
             again = runs / f"{suite.name}.again"
             return ask_again(suite, uses, result, again, limit, broker) if options.again else result
-        except Exception as error:  # Any error of one suite must not stop the other suites and the card.
+        except Exception as error:  # An error in one suite must not stop the other suites and the card.
             return _unrunnable(suite, error, broker)
 
-    # SIGTERM unwinds as Ctrl-C does, so that no started process remains.
+    # Handle SIGTERM like Ctrl-C, so that every started process ends.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    broker.version()  # Fetch Kafka's jars here if needed, where a signal can end the download.
+    broker.version()  # If Kafka's jars are needed, download them here, where a signal can end the download.
     pool = ThreadPoolExecutor(options.jobs)
     running: list[Future[SuiteResult]] = []
     try:
-        # The longest suites come first, so that the last minutes do not wait for one of them alone. Then those without
-        # a build, so that no suite waits for a build that waits for its registry.
+        # Start the longest suites first. Otherwise the run would at its end wait for one long suite. Then start the
+        # suites without a build, because another suite's build may wait for its registry.
         ordered = sorted(chosen, key=lambda suite: (-max(suite.limit_s, LONG_SECONDS), bool(suite.build or suite.uses)))
         running.extend(pool.submit(run, suite) for suite in ordered)
         results = [future.result() for future in running]
     except BaseException:
         limit.end()
         pool.shutdown(wait=False, cancel_futures=True)
-        # Repeat, because a suite that is ended here may be about to start its next command.
+        # Repeat this, because a suite that is being ended may be about to start its next command.
         while left := [future for future in running if future.running()]:
             end_all()
             end_starting()
@@ -458,9 +462,8 @@ def ask_again(
     limit: Limit,
     broker: Broker = SLUICE,
 ) -> SuiteResult:
-    """Return the result with each scenario that failed first and then passed marked as flaky.
-
-    A program that hung or crashed is not asked again.
+    """Run the failed scenarios again. Return the result; scenarios that pass now are marked as flaky. A program that
+    hung or crashed is not run again.
     """
     failed = {row.scenario: row for row in first.rows if row.outcome == "failed"}
     if not failed or WHOLE_SUITE in failed:

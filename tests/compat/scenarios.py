@@ -1,7 +1,7 @@
 """The canonical scenarios: one name and one meaning for every client in any language.
 
-The one idea: a suite answers every required scenario, even if only to say why its client cannot run it. So the report
-card has no silent holes. Further scenarios of a client have names of their own.
+The one idea: a suite answers every required scenario, even if the answer only says why its client cannot run it. So the
+report card lacks no scenario silently. Additional scenarios of a client have names of their own.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ ASSIGNORS = ("range", "roundrobin", "sticky", "cooperative-sticky")
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`name` may contain `<assignor>`. One assignor then answers for all, and a suite may show more.
+    """`name` may contain `<assignor>`. Then the answer for one assignor suffices, and a suite may give more.
 
-    `logged`: the scenario passes only with a delivery log that the checker accepts. `outage`: the gateway goes away
-    during it, so for a while no partition can be read.
+    `logged` scenarios pass only with a delivery log that the checker accepts. In `outage` scenarios the gateway is away
+    for some time, so that no partition can be read.
     """
 
     name: str
@@ -98,12 +98,12 @@ CORE = (
 
 
 def find(name: str) -> Scenario | None:
-    """Return the canonical scenario that `name` stands for, or None for the suite's own scenarios."""
+    """Return the canonical scenario that `name` stands for, or None if the scenario is the suite's own."""
     return _BY_NAME.get(name)
 
 
 def unanswered(answered: Collection[str]) -> list[str]:
-    """Return canonical scenarios without an answer in `answered`. Any assignor answers for `<assignor>`."""
+    """Return the canonical scenarios that `answered` lacks. For `<assignor>` an answer of any assignor suffices."""
     return [scenario.name for scenario in SCENARIOS if not any(name in answered for name in _names(scenario))]
 
 

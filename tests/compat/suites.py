@@ -44,12 +44,12 @@ FILE_NAME = "suite.toml"
 
 
 class SuiteError(Exception):
-    """A suite's description is wrong; the message says where and how."""
+    """A suite's description is wrong; the message says where and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """One suite. Commands are as written; `command` replaces their placeholders."""
+    """One suite. Commands are as written in its description; `command` replaces their placeholders."""
 
     name: str
     folder: Path
@@ -81,8 +81,9 @@ class Suite:
         return [_fill(word, places) for word in words]
 
     def asked_in(self, part: int) -> tuple[str, ...] | None:
-        """Return the scenarios that a part of the rotation asks: an empty tuple for all, None if the suite is left
-        out."""
+        """Return the scenarios that run in this part of the rotation: an empty tuple for all, None if the suite does
+        not run.
+        """
         if part == self.part:
             return ()
         core = self.core
@@ -91,7 +92,7 @@ class Suite:
         return core or None
 
     def missing(self) -> str | None:
-        """Return why this machine cannot run it, or None."""
+        """Return why this machine cannot run the suite; None if it can."""
         absent = [name for name in self.needs if shutil.which(name) is None]
         return f"needs {' and '.join(absent)}, not on PATH" if absent else None
 
@@ -109,7 +110,7 @@ def _load_or_fault(folder: Path) -> Suite:
 
 
 def load(folder: Path) -> Suite:
-    """Read one suite. SuiteError names the key that is missing, unknown or of the wrong kind."""
+    """Read one suite. A SuiteError names the key that is missing, unknown or of the wrong kind."""
     path = folder / FILE_NAME
     try:
         entries: dict[str, Any] = tomllib.loads(path.read_text())

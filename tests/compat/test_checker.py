@@ -1,4 +1,4 @@
-"""The delivery-log checker, on correct logs and on logs with one fault."""
+"""The checker of delivery logs, with correct logs and with logs that have one fault each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def judge(*lines: Line | Iterable[Line], outage: bool = False) -> Verdict:
 
 
 def handover(*, first_revokes: bool = True) -> list[Line]:
-    """Return a log in which c1 owns both partitions and reads, then c2 joins and receives partition 1."""
+    """Return a log in which c1 owns both partitions and reads. Then c2 joins and receives partition 1."""
     return [
         *owns(100, "assigned", "c1", 0, 1),
         *reads(110, "c1", 0, 0, 1),
@@ -84,7 +84,7 @@ def test_ownership_ends_when_a_member_is_killed_or_closed() -> None:
 
 
 def test_events_are_judged_in_the_order_of_their_times() -> None:
-    """Members in many processes append late and out of order."""
+    """Members in many processes append to the log late and out of order."""
     verdict = judge(
         header(),
         owns(300, "assigned", "c2", 0),
@@ -178,8 +178,9 @@ def test_a_continued_process_may_finish_its_records() -> None:
 
 
 def cooperative(*, retained_revoked: bool = False, wait_ms: float = 20) -> list[Line]:
-    """Return a log in which c2 receives partition 1 from c1, which keeps 0 and reads on. Each record arrives `wait_ms`
-    after it was stored."""
+    """Return a log in which c2 receives partition 1 from c1, which keeps partition 0 and continues to read. Each record
+    arrives `wait_ms` after it was stored.
+    """
     return [
         *owns(100, "assigned", "c1", 0, 1),
         *produced(105, 0, 0),
@@ -212,7 +213,9 @@ def test_a_retained_partition_that_is_revoked_is_a_problem() -> None:
 
 
 def test_a_partition_lost_by_a_removed_member_is_not_retained() -> None:
-    """A member that is removed in mid-rebalance retained nothing, even if it gets the partition back."""
+    """A member that is removed during a rebalance has retained no partition, even if it receives
+    the partition again.
+    """
     lines = [
         *owns(100, "assigned", "c1", 0),
         *reads(110, "c1", 0, 0),
@@ -247,7 +250,7 @@ def test_a_retained_partition_that_pauses_is_a_problem(mode: str, outage: bool, 
 
 
 def test_a_pause_is_judged_only_if_the_times_of_records_are_known() -> None:
-    """There may have been no record to deliver between two deliveries."""
+    """Between two deliveries there may have been no record to deliver."""
     lines = [
         *owns(100, "assigned", "c1", 0, 1),
         *reads(110, "c1", 0, 0),

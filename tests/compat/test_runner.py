@@ -1,5 +1,6 @@
-"""The runner, on suites that hang, crash, lie or are missing. Each ends as rows, and only proven scenarios have
-passed."""
+"""The runner of suites. The test suites hang, crash, lie or are missing. Each must end as rows, and only proven
+scenarios may pass.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ LOG_LINES = [
 
 
 def suite_of(folder: Path, program: str, *, more: str = "", limit_s: float = 20) -> Path:
-    """Write a suite whose program is Python. In it `answer(name, outcome, detail)` prints a line of the contract."""
+    """Write a suite whose program is a Python script. In the script, `answer(name, outcome, detail)` prints one answer
+    as suites do.
+    """
     folder.mkdir(parents=True)
     preamble = """
         import json, os, signal, subprocess, sys, time, urllib.request
@@ -108,7 +111,9 @@ def test_a_suite_that_hangs_is_killed_with_its_children_and_fails(tmp_path: Path
 
 @pytest.mark.parametrize("stuck_at", ["random-uuid", "format", "server.properties"])
 def test_sigterm_ends_a_run_whose_kafka_is_starting(tmp_path: Path, stuck_at: str) -> None:
-    """Kafka may be at any step of its start. Everything that the run has started ends, and it starts nothing more."""
+    """Kafka may be at any step of its start. Every process that the run has started must end, and no more processes may
+    start.
+    """
     suite_of(tmp_path / "fake", f"open({str(tmp_path / 'asked')!r}, 'w')", more="scenarios = []\n")
     (tmp_path / "java.py").write_text(
         f"""
@@ -279,7 +284,7 @@ def test_a_build_that_fails_once_is_tried_again(tmp_path: Path) -> None:
 
 
 def test_the_whole_run_has_a_limit_that_no_suite_outlives(tmp_path: Path) -> None:
-    """A build or run in progress is killed, and later suites do not begin. Each says so in one row."""
+    """The running build or suite is killed, and later suites do not begin. One row for each says so."""
 
     def run_one(name: str, limit: Limit, more: str = 'build = ["true"]\n') -> SuiteResult:
         suite = load(suite_of(tmp_path / name, "time.sleep(600)", more=f"scenarios = []\n{more}", limit_s=500))
@@ -310,7 +315,7 @@ def test_the_whole_run_has_a_limit_that_no_suite_outlives(tmp_path: Path) -> Non
 def test_an_error_of_the_runner_fails_only_its_suite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The other suites run and the card is written. It shows the failure, and the exit code says so."""
+    """The other suites run, and the card is written. The card shows the failure, and so does the exit code."""
     names = ("one", "two", "three")
     suites = [load(suite_of(tmp_path / name, f'answer("mine.{name}")', more="scenarios = []\n")) for name in names]
 
@@ -453,7 +458,9 @@ def test_an_unserved_scenario_is_no_failure_but_fails_if_it_passes(tmp_path: Pat
 
 @pytest.mark.long
 def test_a_suite_restarts_and_kills_its_gateway(tmp_path: Path) -> None:
-    """The whole path, with a real gateway: control, settings, versions on the wire, and the environment of a suite."""
+    """The whole path with a real gateway: the control interface, settings, versions on the wire, and the environment of
+    a suite.
+    """
     program = f"""
         sys.path.insert(0, {str(FOLDER.parents[1])!r})
         from tests.gateway_process import answers
@@ -478,7 +485,7 @@ def test_a_suite_restarts_and_kills_its_gateway(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_suite_runs_against_several_nodes(tmp_path: Path) -> None:
-    """The suite's addresses lead to all nodes, before and after each was restarted and killed."""
+    """The suite's addresses lead to all nodes, also after each node was restarted or killed."""
     program = """
         from confluent_kafka.admin import AdminClient
 
@@ -576,13 +583,14 @@ def test_a_scenario_that_kafka_passes_and_we_do_not_is_red(tmp_path: Path, monke
     card = json.loads((tmp_path / "compatibility.json").read_text())
     assert [row["scenario"] for _, row in red(card)] == ["left", "theirs"]
     text = (tmp_path / "compatibility.md").read_text()
-    # Kafka does not know the scenario "new". "listed" was left out when Kafka was asked, so Kafka gave no answer to it.
+    # Kafka does not know the scenario "new". The run against Kafka left "listed" out, so there is no answer of Kafka
+    # for it.
     assert "| One | Apache Kafka 9 | 2026-01-02 | 2 | 3 | **2** | 1 | 2 | 1 |" in text
     assert "| One | C | 1.0 | 3 | 2 | 0 | 2 | 2 | 0 |" in text
     assert "| later | ? | 1.0 | not served |" in text
     assert "| no | – | 1.0 | not served |" in text
     assert "| One | theirs | failed | not served |" in text
-    # Kafka was asked again after the card was written, and the card says so at once.
+    # The suites ran against Kafka again after the card was written. The card shows that at once.
     write_oracle(tmp_path, [result("Apache Kafka 10", {**theirs, "theirs": "failed"})], keep_others=True)
     text = (tmp_path / "compatibility.md").read_text()
     assert "| One | Apache Kafka 10 | 2026-01-02 | 2 | 2 | **1** | 1 | 2 | 1 |" in text
@@ -606,7 +614,7 @@ def test_asking_kafka_a_part_of_a_suite_keeps_its_other_answers(tmp_path: Path) 
         tmp_path, [result(Row("a", "failed", 0.0, "why a"), Row("b", "failed", 0.0, "why b"))], keep_others=False
     )
     write_oracle(tmp_path, [result(Row("a", "passed", 0.0))], keep_others=True, keep_rows=True)
-    # Kafka's program was killed, so Kafka gave no answer.
+    # The program was killed during the run against Kafka, so there is no answer of Kafka.
     write_oracle(tmp_path, [result(Row("a", "failed", 0.0), Row("(suite)", "failed", 0.0, "killed"))], keep_others=True)
     said = json.loads((tmp_path / "oracle.json").read_text())["fake"]
     assert said["outcomes"] == {"a": "passed", "b": "failed"}
@@ -649,7 +657,7 @@ def test_a_card_of_parts_names_date_and_gateway_of_its_oldest_answers(
     text = (tmp_path / "compatibility.md").read_text()
     assert "Gateway abc, def, fed, run on 2026-01-03 to 2026-01-05." in text
     assert "| Fake | Apache Kafka 9 | 2026-01-01 to 2026-01-03 | 3 | 3 | 0 | 0 | 0 | 0 |" in text
-    # All scenarios are asked again, so no old row remains.
+    # All scenarios run again, so no old row remains.
     write_oracle(tmp_path, [result(6, "Apache Kafka 9", "a", "b", "c")], keep_others=True, keep_rows=True)
     write(tmp_path, [result(7, "new", "a", "b", "c")], keep_others=True, keep_rows=True)
     text = (tmp_path / "compatibility.md").read_text()

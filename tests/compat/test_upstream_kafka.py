@@ -1,4 +1,4 @@
-"""The runner of Kafka's own tests: which tests it runs, and that each test has an answer even if its program ends."""
+"""The runner of Kafka's own tests: which tests it runs. Each test has an answer, even if its program ends early."""
 
 from __future__ import annotations
 

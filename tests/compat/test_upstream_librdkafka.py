@@ -1,5 +1,6 @@
-"""Tests that librdkafka and Go clients carry: repairs before they are compiled, and answers for tests that do not
-run."""
+"""Tests from the sources of librdkafka and of Go clients: repairs before they are compiled, and answers for tests that
+do not run.
+"""
 
 from __future__ import annotations
 

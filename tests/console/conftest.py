@@ -1,4 +1,4 @@
-"""Fixtures: a console of the module, and a browser of the session."""
+"""Fixtures: a console for each module, and one browser for the session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway with a console, and the person who looks at it by HTTP."""
+"""A gateway with a console, and a person who uses the console by HTTP."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Answer:
 
 @dataclass
 class Person:
-    """Someone with a browser's cookies and the page's token, who sends requests by hand."""
+    """A person with the cookies of a browser and the token of the page. The test sends the person's requests itself."""
 
     port: int
     host: str = "127.0.0.1"
@@ -84,7 +84,7 @@ class Person:
         return self.ask("POST", f"/api/{path}", body)
 
     def enter(self) -> None:
-        """Begin a session, as the page does first."""
+        """Begin a session, as the page does when it loads."""
         self.csrf = self.get("session")["csrf"]
 
     def log_in(self, user: str, password: str) -> Answer:
@@ -94,7 +94,7 @@ class Person:
         return answer
 
     def act(self, **given: Any) -> Answer:
-        """Ask for the plan and carry it out."""
+        """Request the plan of an action and execute the plan."""
         plan = self.post("action/plan", given)
         assert plan.status == 200, plan.body
         return self.post("action", {**given, "digest": plan.json["digest"]})
@@ -121,7 +121,7 @@ class Consoled:
         admin.create_topics([NewTopic(name, partitions, config=dict(settings or {}))])[name].result(30)
 
     def produce(self, topic: str, records: list[tuple[Any, Any, Any]], partition: int = 0) -> None:
-        """Write (key, value, headers)."""
+        """Write records, each as (key, value, headers)."""
         producer = Producer({"bootstrap.servers": self.gateway.bootstrap})
         for key, value, headers in records:
             producer.produce(topic, value, key, partition, headers=headers)

@@ -1,4 +1,4 @@
-"""An Avro datum with its schema, and what it says."""
+"""An Avro datum with its schema, and the values in it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """An OpenID Connect provider with a login page, real RSA keys, and faults on demand.
 
-It is another site than the console (localhost and 127.0.0.1), so the browser applies its rules for cookies of other
-sites.
+The console and the provider are different sites (localhost and 127.0.0.1), so the browser applies its rules for cookies
+of other sites.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Provider:
     signer: Issuer
     user: str = "alice"
     claims: dict[str, Any] = field(default_factory=dict)
-    """Claims of the next ID tokens in place of the correct ones."""
+    """Claims that replace the correct claims of the next ID tokens."""
     answer: dict[str, str] = field(default_factory=dict)
-    """Parameters of the next redirects to the console in place of the correct ones."""
+    """Parameters that replace the correct ones in the next redirects to the console."""
     metadata: dict[str, Any] = field(default_factory=dict)
     status: int = 200
-    """Status of each answer but that of the login page."""
+    """HTTP status of every answer except the login page."""
     codes: dict[str, Mapping[str, str]] = field(default_factory=dict)
-    """Requests to log in, by the code that was given for them."""
+    """Requests to log in, by the code that the provider issued for them."""
     exchanges: int = 0
 
     def discovery(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Provider:
         }
 
     def redirect(self, asked: Mapping[str, str]) -> str:
-        """Return the URL to which a person who has logged in is sent."""
+        """Return the URL to which the provider sends a person after the login."""
         assert asked["response_type"] == "code"
         assert asked["client_id"] == CLIENT_ID
         assert "openid" in asked["scope"].split()

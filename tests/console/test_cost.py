@@ -25,11 +25,11 @@ from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 from tests.postgres import Databases
 
 LOOK_S = 4.0
-"""Longer than the interval of every page that is kept up to date."""
+"""Longer than the refresh interval of every page that is refreshed."""
 
 
 MOST_BYTES = 5 * 1024 * 1024
-"""Bound of the memory of an unused console (1.9 MB measured beside metrics, which use aiohttp too)."""
+"""Limit of the memory of an unused console (1.9 MB measured, in addition to metrics, which also use aiohttp)."""
 
 
 def calls_of_console(frame: FrameType | None) -> Iterator[str]:
@@ -52,7 +52,9 @@ def streams() -> int:
 async def test_console_asks_postgres_only_while_someone_looks(
     postgres: Databases, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ):
-    """No statement before the first request, statements while a page is open, none after its reader has left."""
+    """No statement is sent before the first request. Statements are sent while a page is open, and none after its
+    reader has left.
+    """
     asked: list[str] = []
     run = Pool.run
 
@@ -87,7 +89,7 @@ async def test_console_asks_postgres_only_while_someone_looks(
             await asyncio.sleep(LOOK_S)
             assert asked == []
             await asyncio.to_thread(create_topic, f"127.0.0.1:{port}")
-            # Nothing is written to this stream, so only the closed connection says that its reader has left.
+            # Nothing is written to this stream, so only the closed connection shows that the reader has left.
             stream = await session.get("/api/live/records", params={"topic": "silent"})
             assert streams() == 1
             stream.close()
@@ -103,12 +105,12 @@ async def test_console_asks_postgres_only_while_someone_looks(
 
 
 def held_bytes(process: GatewayProcess) -> int:
-    """Return the memory of a node that is its own: what it shares with other processes does not count."""
+    """Return the memory that belongs to the node alone. Memory shared with other processes does not count."""
     return psutil.Process(process.pid).memory_full_info().uss
 
 
 def test_console_that_nobody_opens_holds_little_memory(gateway_factory: GatewayFactory):
-    """Two nodes with metrics, each a process of its own, one of them with a console."""
+    """Two nodes with metrics, each a process of its own. Only one of them has a console."""
     own = {"PYTHONHASHSEED": "0"}
     without = gateway_factory(environment=own)
     consoled = start_consoled(gateway_factory, environment=own)
@@ -118,7 +120,9 @@ def test_console_that_nobody_opens_holds_little_memory(gateway_factory: GatewayF
 
 MEASURED_S = 10.0
 MOST_OF_A_CORE = 0.01
-"""Bound of an open timeline (0.4 % measured on a busy machine; 1.5 % if it looks fifty times a second)."""
+"""Limit of the CPU share of an open timeline (0.4 % measured on a busy machine; 1.5 % with fifty
+refreshes a second).
+"""
 
 
 def cpu_s(process: psutil.Process) -> float:
@@ -129,7 +133,9 @@ def cpu_s(process: psutil.Process) -> float:
 
 @pytest.mark.alone
 def test_open_timeline_costs_a_hundredth_of_a_core(gateway_factory: GatewayFactory):
-    """A group whose two consumers commit twice a second, without and with a page that follows it."""
+    """A group has two consumers that commit twice a second. The test measures without and with a page that shows the
+    group.
+    """
     consoled = start_consoled(gateway_factory, embedded=True)
     node = psutil.Process(consoled.gateway.pid)
 

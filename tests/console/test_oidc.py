@@ -42,12 +42,14 @@ def site(started: Site) -> Iterator[Site]:
     place.claims.clear()
     place.answer.clear()
     place.metadata.clear()
-    # A correct login forgets the failed ones, which the console counts.
+    # After a correct login the console forgets the failed logins, which it counts.
     assert _finish(started, *_begun(started)).headers["Location"] == "/#/?login=done"
 
 
 def _begun(site: Site) -> tuple[Person, dict[str, str]]:
-    """Begin a login. Return the person, who holds its cookie, and the query that the provider was sent."""
+    """Begin a login. Return the person, who holds the login's cookie, and the query that the console sent to the
+    provider.
+    """
     person = Person(site.console.port)
     answer = person.ask("GET", "/api/oidc/login")
     assert answer.status == 303, answer.body
@@ -61,7 +63,7 @@ def _begun(site: Site) -> tuple[Person, dict[str, str]]:
 
 
 def _finish(site: Site, person: Person, asked: dict[str, str], **other: str) -> Answer:
-    """Follow the provider's redirect to the console. `other` replaces parameters of it."""
+    """Follow the provider's redirect to the console. `other` replaces some of its parameters."""
     target = urlsplit(site.provider.redirect(asked))
     query = {name: values[0] for name, values in parse_qs(target.query).items()} | other
     return person.ask("GET", f"{target.path}?{urlencode(query)}")

@@ -4,7 +4,7 @@
 """
 
 # pyright: reportPrivateImportUsage=false
-# confluent_kafka.admin lists what it exports only for people.
+# confluent_kafka.admin does not declare its exports for type checkers.
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ document.addEventListener("securitypolicyviolation", (event) => {
 def opened(
     browser: Browser, console: Consoled, path: str, *, width: int = 1280, height: int = 860, dark: bool = False
 ) -> Iterator[Page]:
-    """Open a page. Fail if a script fails, if the policy blocks something, or if a name became markup."""
+    """Open a page. Fail if a script fails, if the content security policy blocks something, or if a name was rendered
+    as markup.
+    """
     context = browser.new_context(
         viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", timezone_id="UTC"
     )
@@ -102,7 +104,7 @@ def flowing(console: Consoled, partitions: int) -> Iterator[None]:
 
 
 def linger(page: Page, seconds: float) -> None:
-    """Let the timeline of a picture fill. Without pictures nothing waits."""
+    """Wait until the timeline of a picture has filled. Without pictures, do not wait."""
     if SCREENSHOTS:
         page.wait_for_timeout(seconds * 1000)
 
@@ -121,7 +123,7 @@ def demand_accessible(page: Page) -> None:
 
 @pytest.fixture(scope="module")
 def busy(console: Consoled) -> Consoled:
-    """The module's console with records, and a group of three members that commits."""
+    """The module's console with records, and with a group of three members that commit."""
     console.topic(ORDERS, 6)
     for partition in range(6):
         value = json.dumps({"order": partition, "customer": {"name": "Ana"}, "total": 12.5})
@@ -191,7 +193,9 @@ def test_timeline_moves_and_zooms_by_keyboard_and_button(busy: Consoled, browser
 
 
 def test_killed_consumer_is_told_on_the_page_while_it_happens(gateway_factory: GatewayFactory, browser: Browser):
-    """The story of the README: three consumers, one is killed, and one page says what, why and for how long."""
+    """The story of the README: one of three consumers is killed, and one page shows what happened, why and for how
+    long.
+    """
     console = start_consoled(gateway_factory, {"group.connection.grace.ms": "4000"})
     try:
         console.topic(ORDERS, 6)

@@ -1,4 +1,6 @@
-"""Records that are decoded by the schemas of a registry, which is an HTTP server with the paths of Confluent's."""
+"""Records that the console decodes with the schemas of a registry. The registry is an HTTP server with the paths of
+Confluent's.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,7 @@ ANA_SHOWN = {
     "height": 1.5,
 }
 SECOND_MESSAGE = b"\x02\x02"
-"""Message indexes: one index, of the second message of the file."""
+"""Message indexes of Protobuf: one index, for the second message of the file."""
 
 SCHEMAS: dict[str, Any] = {
     "/schemas/ids/7": {"schema": json.dumps(ORDER)},
@@ -109,7 +111,7 @@ SCHEMAS: dict[str, Any] = {
 
 @dataclass
 class Served:
-    """A registry, and the paths that it was asked for."""
+    """A registry, and the paths that were requested from it."""
 
     port: int
     asked: list[str] = field(default_factory=list[str])
@@ -149,7 +151,7 @@ def registry(port: int) -> Iterator[Served]:
 class WithRegistry:
     console: Consoled
     port: int
-    """Port of the registry. It is away until `registry` serves there."""
+    """Port of the registry. The registry is unreachable until the fixture `registry` starts it."""
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +174,7 @@ def framed(schema_id: int, body: bytes) -> bytes:
 
 
 def browsed(site: WithRegistry, values: list[bytes], **query: Any) -> list[dict[str, Any]]:
-    """Write the values and return them as the console shows them, in order."""
+    """Write the values, and return them in order as the console shows them."""
     topic = f"framed-{uuid.uuid4().hex[:8]}"
     site.console.topic(topic, 1)
     site.console.produce(topic, [(None, value, []) for value in values])

@@ -1,7 +1,7 @@
-"""The console by HTTP: what it refuses, what it shows to whom, what it does, and what it costs."""
+"""The console by HTTP: what it refuses, what it shows to which user, what its actions do, and what it costs."""
 
 # pyright: reportPrivateImportUsage=false
-# confluent_kafka.admin lists what it exports only for people.
+# confluent_kafka.admin does not declare its exports for type checkers.
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_change_without_the_pages_token_is_refused(console: Consoled):
     ],
 )
 def test_change_from_another_site_is_refused(console: Consoled, headers: dict[str, str]):
-    body = {"action": "delete", "group": "nobody"}  # without the check: not found
+    body = {"action": "delete", "group": "nobody"}  # without the check the answer would be "not found"
     assert console.person.ask("POST", "/api/action/plan", body, headers).status == 400
 
 
@@ -245,7 +245,7 @@ def test_open_connections_are_bounded(console: Consoled):
 
 def test_taken_default_port_costs_only_the_console(gateway_factory: GatewayFactory):
     with socket.socket() as taken:
-        with contextlib.suppress(OSError):  # another process has the port, which is as good
+        with contextlib.suppress(OSError):  # another process may use the port, which has the same effect
             taken.bind(("127.0.0.1", 8080))
             taken.listen()
         gateway = gateway_factory({"console.listen": "127.0.0.1:8080"})
@@ -586,7 +586,7 @@ def test_each_node_shows_the_figures_of_all_nodes_that_answer(gateway_factory: G
         shown[:] = [person.get("nodes")["figures"] for person in people]
         return all(seen.keys() == {"1", "2"} and seen["1"]["leases_moved"]["groups"] > 0 for seen in shown)
 
-    # The first node held every shard of the groups, and hands half of them over to the second.
+    # The first node held all shards of groups, and hands half of them over to the second.
     wait_for(answered, "both consoles show that the first node handed groups over")
     for seen in shown:
         assert seen["2"]["leases_moved"]["groups"] == 0

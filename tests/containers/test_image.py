@@ -1,4 +1,4 @@
-"""The image by its Dockerfile, the compose file as it is written, and the container that tests may use."""
+"""The image that the Dockerfile makes, the compose file as it is written, and the container that tests may use."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ RECORDS = 100
 PROJECT = "sluice-test"
 VERSION = "1.2.3"
 MAX_ADDED_BYTES = 128 * 1024 * 1024
-"""Bytes that the Dockerfile may add to its base: python:3.12-slim has 120 MB, and the image may have 250 MB."""
+"""Bytes that the Dockerfile may add to its base image: python:3.12-slim has 120 MB, and the image may have 250 MB."""
 
 
 @pytest.fixture(scope="module")
 def image(engine: Engine, python_image: str) -> str:
-    # The builder reaches the package index as this machine does.
+    # The builder reaches the package index in the same way as this machine.
     command = ("build", "--network", "host", "--build-arg", f"VERSION={VERSION}", "--tag", "sluice", str(ROOT))
     engine.run(*command, timeout_s=BUILD_SECONDS)
     return "sluice"
 
 
 GATEWAYS = {"gateway": "SLUICE_ADVERTISE", "gateway-2": "SLUICE_ADVERTISE_2", "gateway-3": "SLUICE_ADVERTISE_3"}
-"""Services of the compose file, and the variable with the address that each one's clients receive."""
+"""Services of the compose file, each with the variable that holds the address for its clients."""
 
 
 class Composition:
-    """The compose file as it is written, except for the ports on this machine, because 9092 may be taken."""
+    """The compose file as it is written, except for the published ports, because 9092 may be in use."""
 
     def __init__(self, engine: Engine, directory: Path, *profiles: str) -> None:
         self.engine = engine
@@ -90,7 +90,7 @@ def compose(engine: Engine, image: str, postgres_image: str, tmp_path: Path) -> 
 
 
 def round_trip(bootstraps: Sequence[str], topic: str, count: int = RECORDS) -> None:
-    """Assert that a stock client can write to these brokers and read the same records back."""
+    """Assert that a stock client can write records to these brokers and read them back."""
     sent = [f"record {number}".encode() for number in range(count)]
     for number, bootstrap in enumerate(bootstraps):
         producer = Producer({"bootstrap.servers": bootstrap})
@@ -115,7 +115,7 @@ def round_trip(bootstraps: Sequence[str], topic: str, count: int = RECORDS) -> N
 
 @pytest.mark.timeout(BUILD_SECONDS + 2 * HEALTHY_SECONDS)
 def test_the_image_serves_on_a_read_only_root_without_capabilities(engine: Engine, image: str) -> None:
-    """The test confines the container as the manifests for Kubernetes do."""
+    """The test restricts the container as the Kubernetes manifests do."""
     (port,) = free_ports(1)
     confined = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
     given = ("--publish", f"127.0.0.1:{port}:9092", "--env", f"SLUICE_ADVERTISE=localhost:{port}")
@@ -160,7 +160,7 @@ def test_the_cluster_profile_runs_three_gateways_and_one_may_stop(compose: Calla
             lambda address=address: brokers(address) == set(addresses.values()), f"{address} does not list all three"
         )
     round_trip(list(addresses.values()), "before")
-    # A client in another container is sent to addresses that it reaches.
+    # A client in another container receives addresses that it can reach.
     inside = ("exec", "-T", "gateway-3", "sluice")
     (found,) = json.loads(composition.run(*inside, "cluster", "info", "--json", "--bootstrap", "gateway:19092"))
     assert {(node["host"], node["port"]) for node in found["nodes"]} == {(service, 19092) for service in addresses}
@@ -197,8 +197,9 @@ def inner_port(service: str) -> str:
 
 
 def _await_health(engine: Engine, name: str) -> None:
-    """Wait for health by the engine's events, which begin with past ones. So no change is missed between a look and the
-    wait."""
+    """Wait for health by the engine's events. The events begin with past ones, so no change between a look and the wait
+    is missed.
+    """
     with subprocess.Popen(
         engine.command(
             *("events", "--since", "0", "--filter", f"container={name}"),
@@ -210,7 +211,7 @@ def _await_health(engine: Engine, name: str) -> None:
         assert events.stdout is not None
         try:
             for line in events.stdout:
-                # The engine says "health_status: healthy", in one field or in two, depending on its version.
+                # Depending on its version, the engine reports "health_status: healthy" in one field or in two.
                 if "unhealthy" not in line and "healthy" in json.dumps(json.loads(line)):
                     return
         finally:
@@ -220,7 +221,7 @@ def _await_health(engine: Engine, name: str) -> None:
 
 @pytest.mark.timeout(HEALTHY_SECONDS * 2)
 def test_the_suite_uses_a_postgres_container_if_an_engine_answers(engine: Engine, postgres_image: str) -> None:
-    # Ryuk removes the containers of a killed test run. Its image would have to be pulled.
+    # Disable Ryuk, which removes the containers of a killed test run, because its image would have to be pulled.
     environment = {**engine.environment(), "TESTCONTAINERS_RYUK_DISABLED": "true"}
     environment.pop("SLUICE_TEST_DATABASE_URL", None)
     said = checked(

@@ -1,4 +1,6 @@
-"""The four walks, on machines that hold only what the pages tell each person to install."""
+"""The four walks (what four kinds of users do first with Sluice), on machines that have only what the pages tell each
+user to install.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from tests.kafka.process import LIBRARIES, assemble
 
 LIMIT_SECONDS = 1200
 
-# The newcomer and the tester have Python, make and git. Only then the script installs Prometheus for the operator and
-# Java for the migrator's Kafka. $AS is the command that runs a walk as the person: nothing means root. No package may
-# start a service, because the container is on this machine's network.
+# The walks of the newcomer and the tester run first, with Python, make and git only. Then the script installs
+# Prometheus for the operator's walk and Java for the migrator's Kafka. $AS is the command that runs a walk as the user;
+# if it is empty, root runs the walk. No package may start a service, because the container uses this machine's network.
 WALKS = """
 set -eu
 walk() { $AS .venv/bin/python -m pytest -q -p no:cacheprovider -m long "$@"; }
@@ -50,5 +52,5 @@ def test_the_walks_pass_on_a_bare_machine(
         *("--volume", f"{LIBRARIES.parent}:/home/sluice/.compat/kafka:ro", image, "sh", "-c", WALKS),
     ]
     said = checked(engine.command(*command), engine.environment(), LIMIT_SECONDS)
-    # The summary of a run in which a walk was skipped does not match.
+    # If a walk was skipped, the summary of the run does not match.
     assert re.findall(r"^(\d+) passed(?:, \d+ warnings?)? in ", said, re.MULTILINE) == ["2", "2"], said

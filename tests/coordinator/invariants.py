@@ -1,6 +1,5 @@
-"""Rules that hold for every classic group between two steps.
-
-They follow from no single event, so every test that steps a group checks them after each step.
+"""Rules that hold for every classic group between two steps. No single event can be blamed for a violation, so every
+test that steps a group checks the rules after each step.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ STABLE = GroupState.STABLE
 
 
 def held_requests(group: Group) -> set[RequestId]:
-    """Requests that the group must still answer."""
+    """Return the requests that the group must still answer."""
     return {
         parked.request_id
         for member in group.members.values()
@@ -27,7 +26,7 @@ def held_requests(group: Group) -> set[RequestId]:
 
 
 def broken_invariants(group: Group) -> list[str]:
-    """Return the broken rules in words; empty for a sound group."""
+    """Return the violated rules as sentences; empty for a sound group."""
     members = group.members
     parked_joins = [member_id for member_id, member in members.items() if member.parked_join is not None]
     parked_syncs = [member_id for member_id, member in members.items() if member.parked_sync is not None]
@@ -98,7 +97,7 @@ def must_store(taken: Step) -> bool:
 
 
 def broken_by(taken: Step) -> list[str]:
-    """Return the broken rules of the group after a step, and of the facts that the step stores."""
+    """Return the violated rules of the group after a step, and of the facts that the step stores."""
     broken = broken_invariants(taken.group)
     if must_store(taken) and taken.group.state is PREPARING:
         broken.append("a join phase in flight is not stored")

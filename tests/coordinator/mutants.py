@@ -1,7 +1,6 @@
-"""Load the coordinator with one bug: afresh from its source, with one piece of one function replaced.
-
-A simulation that finds nothing proves nothing until it has found a planted bug. The piece is found as code, not as
-text, so formatting and comments may change. It must occur exactly once in its function, so that a mutant cannot
+"""Load the coordinator with one bug: a fresh copy of its module in which one piece of one function is replaced. A
+simulation without findings proves something only if it also finds such bugs. The piece is compared as code, not as
+text, so formatting and comments may change. It must occur exactly once in its function. Otherwise a mutant could
 silently equal the original.
 """
 
@@ -30,7 +29,7 @@ SHARED = frozenset(
         *("consumer.model", "share.model", "streams.model"),
     )
 )
-"""Modules that mutants share with the tests, because events and replies must be of the same classes."""
+"""Modules that a mutant shares with the tests, because both must use the same classes of events and replies."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,9 @@ class Mutant:
     mutated: str
     """The replacement, of the same kind; empty for no statement at all."""
     seeds: int = 400
-    """The most runs in which the bug must be found: some need rare events."""
+    """The number of runs that must suffice to find the bug. Some bugs need rare events."""
     found_by: tuple[int, ...] = ()
-    """Seeds that have found the defect."""
+    """Seeds that have found the bug."""
 
     @property
     def module(self) -> str:
@@ -139,7 +138,9 @@ def _parsed(text: str) -> list[ast.stmt]:
 
 
 def _replace_expression(within: ast.AST, original: ast.expr, new: ast.expr) -> int:
-    """Replace every occurrence of the expression inside a larger one; a call that stands by itself is a statement."""
+    """Replace every occurrence of the expression inside a larger expression. A call that stands alone is a statement
+    instead.
+    """
     wanted, count = ast.dump(original), 0
 
     class Replacer(ast.NodeTransformer):

@@ -1,7 +1,6 @@
-"""A scene for example tests: one group, a clock that the test moves, and requests whose replies a test can inspect.
-
-A test reads like the exchange that a client sees. Every step is checked against the table, the invariants and the rule
-that each request gets one reply.
+"""A scene for example tests: one group, a clock that the test moves, and requests whose replies a test can inspect. A
+test reads like a client's exchange with the coordinator. Every step is checked against the table of transitions, the
+invariants, and the rule that each request gets one reply.
 """
 
 from __future__ import annotations
@@ -194,7 +193,7 @@ class Scene:
         )
 
     def leave(self, connection: str, *leaving: str | tuple[str, str | None]) -> Asked:
-        """Each leaver is a member id, or a member id and an instance id."""
+        """Send LeaveGroup. Each leaver is a member id, or a member id with an instance id."""
         self.last_id += 1
         pairs = [(each, None) if isinstance(each, str) else each for each in leaving]
         members = tuple(LeavingMember(MemberId(member_id), instance) for member_id, instance in pairs)
@@ -205,7 +204,7 @@ class Scene:
         return self.send(DeleteGroup(RequestId(self.last_id)))
 
     def close(self, connection: str) -> Step:
-        """Close the connection. Its held requests are dropped, as the runner drops them."""
+        """Close the connection. The requests that are held on it are dropped, as the gateway drops them."""
         for request_id in [
             request_id
             for request_id, asked in self._asked.items()
@@ -218,7 +217,7 @@ class Scene:
         return self.send_silent(Tick())
 
     def advance(self, ms: int) -> None:
-        """Let time pass, and send a Tick exactly at each deadline on the way."""
+        """Advance the clock, and send a Tick exactly at each deadline on the way."""
         until_ms = self.now_ms + ms
         while True:
             deadline_ms = next_deadline(self.group)
@@ -254,7 +253,7 @@ class Scene:
     def fail_to_store(self) -> None:
         """Undo the last step because it could not be stored: its replies were never sent.
 
-        The step's own request is gone, because the runner has answered it with an error.
+        The request that caused the step is gone, because the gateway has answered it with an error.
         """
         assert must_store(self.last)
         self.group = self._before_last
@@ -281,8 +280,8 @@ class Scene:
     def completing(
         self, *connections: str, instances: dict[str, str] | None = None, offer: Protocols = RANGE
     ) -> list[str]:
-        """Build a generation of one member per connection, none of which has synced; the first
-        leads. Return their ids.
+        """Build a generation with one member per connection, in state CompletingRebalance. The first member leads.
+        Return the member ids.
         """
         instances = instances or {}
         joins: list[Asked] = []
@@ -294,7 +293,7 @@ class Scene:
         return [asked.join.member_id for asked in joins]
 
     def _rejoin(self, joins: list[Asked]) -> None:
-        """Let every member whose join is not held join again, so that an open barrier can fall."""
+        """Let every member without a held join rejoin, so that the join phase can end."""
         if self.state is not GroupState.PREPARING_REBALANCE:
             return
         for index, asked in enumerate(joins):

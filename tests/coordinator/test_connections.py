@@ -1,4 +1,4 @@
-"""Effects of a closed connection: dropped requests, the grace, failed members."""
+"""Effects of a closed connection: dropped requests, the grace period, failed members."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_dropped_sync_is_pending_again() -> None:
 
 
 def test_member_held_on_another_connection_survives_a_close() -> None:
-    """A member that used two connections is identified by the remaining one, on which its join is held."""
+    """The member used two connections. Its join is held on the one that remains, so it stays a member."""
     scene = Scene(group_connection_grace_ms=1_000)
     a, b = scene.stable("a", "b")
     held = scene.join("b", b, offer=(*scene.member(b).protocols, ("extra", b"")))

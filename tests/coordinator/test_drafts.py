@@ -1,4 +1,4 @@
-"""A field that is added to a group survives every step, although no step knows of it."""
+"""If a field is added to a group, every step keeps the field's value, although no step mentions it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from gateway.coordinator.streams.model import StreamsGroup
 KEPT: Mapping[str, Any] = {
     "exists": True,
     "state": GroupState.STABLE,
-    # The unsettled partitions follow from their owners.
+    # The partitions with unstable offsets follow from their owners.
     "unsettled": (),
 }
 
 
 def filled(kind: type[Any]) -> Any:
-    """Return a group of which no field has its default, except those of `KEPT`."""
+    """Return a group in which no field has its default, except the fields in `KEPT`."""
     missing = kind("g")
     return kind(
         **{each.name: KEPT.get(each.name) or other_than(getattr(missing, each.name)) for each in fields(kind)}
@@ -77,7 +77,7 @@ def test_step_keeps_unchanged_fields(group: Any, draft: Any) -> None:
 
 @pytest.mark.parametrize(("group", "draft"), DRAFTS)
 def test_step_does_not_mutate_its_input(group: Any, draft: Any) -> None:
-    """Code that received the group before the step still has it unchanged."""
+    """Code that holds the group from before the step still sees it unchanged."""
     being_changed = draft(group)
     declared = type(being_changed).__annotations__
     in_place = [name for name, kind in declared.items() if kind.startswith(("dict[", "set["))]

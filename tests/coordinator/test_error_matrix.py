@@ -1,9 +1,9 @@
 """The error matrix of the classic protocol, cell by cell: requesting member × state of the group.
 
-The tables below are the reference's, in its own shorthand, but for column C of SyncGroup, Heartbeat and the commits. A
-request without an id is unknown here and fenced there (`gateway.coordinator.classic.identity.refusal` says why). Each
-cell is played on a group of three members (leader `l`, follower `k`, static `s` of instance `is`) and one pending id. A
-cell that ends in an error must leave the group unchanged.
+The tables below are Kafka's, in a shorthand, except column C of SyncGroup, Heartbeat and the commits. There a request
+without an id is unknown here and fenced in Kafka (`gateway.coordinator.classic.identity.refusal` says why). Each cell
+is tested on a group of three members (leader `l`, follower `k`, static `s` of instance `is`) and one pending id. A cell
+that ends in an error must leave the group unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CODES = {
 }
 
 DELAYED = Settings(group_initial_rebalance_delay_ms=3000)
-"""An initial delay, which makes it visible that the first join of a group without members is held."""
+"""An initial rebalance delay. With it, the held first join of a group without members becomes visible."""
 
 CHANGED = protocols("range", topics=("t", "u"))
 
@@ -141,7 +141,9 @@ def test_join(state: str, column: str, expected: str) -> None:
 @pytest.mark.parametrize("column", ["A v4", "A v3", "B", "C", "P", "U", "K unchanged", "F", "I"])
 @pytest.mark.parametrize("state", ["Empty", "Preparing", "Completing", "Stable"])
 def test_join_with_a_foreign_protocol_type(state: str, column: str) -> None:
-    """The request is refused in every state before the member is checked, and a blank id stays blank."""
+    """In every state the request is refused before the member is checked. A blank member id stays
+    blank in the answer.
+    """
     cast = Cast(state)
     scene = cast.scene
     before = scene.group
@@ -171,7 +173,7 @@ Dead       | CNA | CNA | CNA | CNA | CNA | CNA | CNA | CNA                | CNA 
 
 
 def identity(cast: Cast, column: str) -> tuple[str, str | None]:
-    """Return member id and instance id of the column."""
+    """Return the member id and the instance id of the column."""
     match column[:1]:
         case "A":
             return "", None

@@ -1,5 +1,5 @@
-"""Handing partitions over in classic groups: which members are held, what ends each wait, and that members never wait
-for each other in a circle.
+"""Partitions that move between members of classic groups: which members are held, what ends each wait, and that members
+never wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def given(*partitions: int) -> bytes:
 
 
 def again(scene: Scene, *members: tuple[str, Protocols]) -> None:
-    """Run the next generation of the members on connections a, b, …"""
+    """Start the next generation of the members on connections a, b, …"""
     for connection, (member_id, offer) in zip("abc", members, strict=False):
         scene.join(connection, member_id, offer=offer)
     assert scene.state is GroupState.COMPLETING_REBALANCE
@@ -85,7 +85,7 @@ def assigned(scene: Scene, shares: dict[str, bytes]) -> dict[str, Asked]:
 
 
 def rude(scene: Handing) -> tuple[str, str, dict[str, Asked]]:
-    """The leader assigns to b a partition that a still claims."""
+    """Let the leader assign a partition to b that a still claims."""
     a, b = scene.completing("a", "b", offer=owning())
     assigned(scene, {a: given(0, 1, 2), b: given()})
     again(scene, (a, owning(0, 1, 2)), (b, owning()))
@@ -93,7 +93,7 @@ def rude(scene: Handing) -> tuple[str, str, dict[str, Asked]]:
 
 
 def moved(scene: Handing, name: str = EAGER) -> tuple[str, str, dict[str, Asked]]:
-    """All members follow the rule: a releases partition 2, and then b receives it."""
+    """Move partition 2 by the rules: a releases it, and then b receives it."""
     a, b = scene.completing("a", "b", offer=owning(name=name))
     assigned(scene, {a: given(0, 1, 2), b: given()})
     if name == STICKY:
@@ -231,7 +231,7 @@ def test_source_of_another_wait_is_not_held() -> None:
 
 
 def test_target_waits_for_an_absent_static_source() -> None:
-    """This holds in an eager group, too: a member that has not joined again has not released its partitions."""
+    """This also applies in an eager group: a member that has not rejoined has not released its partitions."""
     scene = Handing()
     a, b = scene.completing("a", "b", instances={"b": "i"}, offer=owning(name=EAGER))
     scene.sync("b", b, instance="i")
@@ -278,8 +278,9 @@ def test_no_member_waits_for_a_deleted_topic() -> None:
 
 
 def taken_over(scene: Handing, after_ms: int, lead_ms: int | None, *, by_an_older_release: bool = False) -> Handing:
-    """Return the group as another node reads it. That node's clock is this far ahead; None if the difference is
-    unknown."""
+    """Return the group as another node reads it. That node's clock is `ahead_ms` ahead; None if the difference is
+    unknown.
+    """
     rows: dict[MemberId, Document] = {}
     for key in scene.group.members:
         row = stored_member(scene.group, key)
@@ -403,7 +404,7 @@ def test_commit_of_the_last_generation_is_refused_after_the_wait() -> None:
 
 
 def test_a_mark_never_falls() -> None:
-    """A source that fetches from an earlier offset, or reports one, has not processed more."""
+    """A source that fetches from an earlier offset, or reports one, has processed no more records."""
     scene = Handing(HandoffMode.DRAIN)
     a, b, asked = moved(scene)
     scene.drained(a, 2, mark=10, committed=4)

@@ -41,7 +41,7 @@ def test_a_pending_member_has_no_heartbeat() -> None:
 
 
 def test_heartbeat_reports_a_rebalance_only_while_it_prepares() -> None:
-    """The heartbeat also keeps the session alive, in either state."""
+    """The heartbeat also extends the session, in either state."""
     scene = Scene()
     a, b = scene.stable("a", "b")
     scene.join("a", a)
@@ -180,7 +180,7 @@ def test_a_member_that_leaves_while_its_join_is_held_is_answered() -> None:
 
 
 def test_only_a_stable_group_shows_metadata() -> None:
-    """Assignments are shown as they are stored."""
+    """Assignments are shown exactly as they are stored."""
     scene = Scene()
     a, b = scene.completing("a", "b")
     shown = describe(scene.group)

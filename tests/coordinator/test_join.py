@@ -136,7 +136,7 @@ def test_last_members_to_rejoin_are_removed_after_max_size_is_lowered() -> None:
 
 
 def test_a_new_member_is_not_held_for_ever() -> None:
-    """The member's first join is answered with error 25 (UNKNOWN_MEMBER_ID) after five minutes."""
+    """After five minutes the member's first join is answered with error 25 (UNKNOWN_MEMBER_ID)."""
     scene = Scene()
     scene.stable("a", "b")
     held = scene.join("c", rebalance_ms=1_000_000, session_ms=6_000)
@@ -178,7 +178,7 @@ def test_a_pending_id_with_an_instance_is_rejected() -> None:
 
 
 def test_the_end_of_the_join_phase_must_be_stored_before_it_is_answered() -> None:
-    """A step that is not stored has changed nothing. The stored group has no assignments yet."""
+    """If a step is not stored, it changes nothing. The stored group has no assignments yet."""
     scene = Scene()
     asked = scene.join("a")
     assert asked.error is NONE
@@ -264,9 +264,7 @@ def test_without_a_rebalance_timeout_the_session_timeout_is_taken(rebalance_ms: 
 
 
 def test_a_retried_join_answers_the_one_it_replaces() -> None:
-    """A member that is held on one connection sends its request again on another. The first request must be answered,
-    too.
-    """
+    """A member whose join is held on one connection sends it again on another. The first join must be answered, too."""
     scene = Scene()
     a, b = scene.stable("a", "b")
     first = scene.join("a", a)

@@ -1,4 +1,4 @@
-"""The join phase in time: when it ends, and which members it waits for."""
+"""The duration of the join phase: when it ends, and for which members it waits."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_heartbeats_keep_a_session() -> None:
 
 
 def test_a_session_that_ends_while_the_join_is_held_counts_as_alive() -> None:
-    """The other members may take their whole rebalance timeout."""
+    """The other members may use their whole rebalance timeout."""
     scene = Scene()
     a, b = scene.stable("a", "b")
     held = scene.join("a", a)
@@ -191,7 +191,7 @@ def test_expired_member_no_longer_delays_the_join_phase() -> None:
 
 
 def test_a_late_tick_does_what_is_due_in_order() -> None:
-    """Pending ids, then members, then the phase: one generation follows, and no held request is lost."""
+    """The order is: pending ids, members, then the join phase. One generation follows, and no held request is lost."""
     scene = Scene()
     a, b, c = scene.stable("a", "b", "c")
     scene.join("p", version=4)
@@ -206,7 +206,7 @@ def test_a_late_tick_does_what_is_due_in_order() -> None:
 
 
 def test_a_late_tick_ends_a_phase_once() -> None:
-    """A pending id and an absent static member are overdue together: nothing is answered before both are gone."""
+    """A pending id and an absent static member are overdue together. No join is answered before both are removed."""
     scene = Scene()
     a, b = scene.stable("a", "b", instances={"b": "ib"})
     scene.join("p", version=4, session_ms=6_000)

@@ -38,7 +38,7 @@ class Topics:
 
 
 class Journaled(Scene):
-    """Keeps the rows of every step."""
+    """A scene that keeps the journal rows of every step."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -58,8 +58,9 @@ class Journaled(Scene):
 
 
 def rebalanced(scene: Journaled, after_ms: int) -> str:
-    """Let a third member join a group of two. The second member rejoins this much later than the others. Return the
-    second member's id."""
+    """Let a third member join a group of two. The second member rejoins `late_ms` after the others. Return the second
+    member's id.
+    """
     a, b = scene.stable("a", "b")
     scene.rows.clear()
     scene.join("c")

@@ -1,4 +1,6 @@
-"""Several machines over one kind of id: which machine handles an event, and how an id changes its machine."""
+"""Several machines for ids of one namespace: which machine handles an event, and how the group of an id changes its
+machine.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from protocol.errors import ErrorCode
 
 @dataclass(frozen=True)
 class Counter:
-    """A group of the other type: it counts."""
+    """A group of a second type, which only counts."""
 
     group_id: str
     count: int = 0
@@ -38,7 +40,7 @@ class Count(ClientRequest[Answer]):
 
 @dataclass
 class Counting:
-    """A second machine that takes over classic groups without members. Counting by zero is refused."""
+    """A second machine, which takes over classic groups without members. It refuses to count by zero."""
 
     group_class: type[Counter] = Counter
     group_type: str = "counting"
@@ -47,7 +49,7 @@ class Counting:
     durable: frozenset[type[Fact]] = field(default_factory=frozenset[type[Fact]])
 
     def takes(self, group: Counter, event: Any) -> bool:
-        """Accept heartbeats once the group has counted to ten."""
+        """Accept heartbeats only after the group has counted to ten."""
         return isinstance(event, Heartbeat) and group.count >= 10
 
     def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Any) -> Adopted[Counter] | None:

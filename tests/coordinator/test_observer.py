@@ -1,5 +1,5 @@
-"""Violations that the observer reports of consumers and leaders, and partitions that the guard withholds: every row of
-its table.
+"""Violations of consumers and leaders that the observer reports, and partitions that the guard withholds. The tests
+cover every row of the observer's table.
 """
 
 from __future__ import annotations
@@ -42,16 +42,17 @@ CLUSTER = Cluster({"t": TOPIC}, {TOPIC.topic_id: TOPIC})
 
 
 class Watched(Scene):
-    """A scene that knows a topic `t` of three partitions, and keeps the observer's reports."""
+    """A scene that knows a topic `t` with three partitions and keeps the observer's reports."""
 
     def __init__(self, *, group_cooperative_guard: bool = False) -> None:
-        """Build a group without holds, so that the test depends on the observer alone."""
+        """Build a group that holds no answers, so that the test depends on the observer alone."""
         super().__init__(group_cooperative_guard=group_cooperative_guard, handoff=HandoffSettings(HandoffMode.OFF))
         self.seen: list[ProtocolViolated] = []
         self.withheld: list[PartitionsWithheld] = []
 
     def send_silent(self, event: Event) -> Step:
-        # The scene's own checks need no cluster; the machine's step with a cluster is checked beside them.
+        # The scene's own checks use no cluster. So this method also runs the machine's step with a cluster and checks
+        # it separately.
         with_cluster = CLASSIC.step(self.group, event, CLUSTER, self.now_ms, self.settings)
         taken = super().send_silent(event)
         assert with_cluster.replies == taken.replies
@@ -88,7 +89,7 @@ def partitions_of(asked: Asked) -> set[int]:
 
 
 def two(scene: Watched, first: Protocols | None = None, second: Protocols | None = None) -> tuple[str, str]:
-    """Return members a (the leader) and b in a generation that waits for its assignments."""
+    """Return members a (the leader) and b in a generation whose assignments are still missing."""
     a, b = scene.completing("a", "b", offer=claiming())
     if first is None and second is None:
         return a, b
@@ -154,7 +155,7 @@ def test_delivered_partitions_without_a_claim_are_reported() -> None:
 
 
 def test_member_that_claims_nothing_is_named() -> None:
-    """A callback that calls assign instead of incremental_assign looks like this to the coordinator."""
+    """To the coordinator, a callback that calls assign instead of incremental_assign looks like this."""
     scene = Watched()
     a, b = scene.completing("a", "b", offer=claiming())
     scene.sync("b", b)
@@ -164,8 +165,9 @@ def test_member_that_claims_nothing_is_named() -> None:
 
 
 def test_a_member_that_offers_an_eager_protocol_too_is_eager_and_not_blamed() -> None:
-    """KIP-429: a member of Java's consumer with both kinds of protocols revokes everything before it joins, even
-    if the cooperative one was chosen."""
+    """KIP-429: a member of Java's consumer that offers both kinds of protocols revokes everything before it joins, even
+    if the group has chosen the cooperative one.
+    """
     scene = Watched()
     both = (*claiming(), *claiming(name="range"))
     a, b = scene.completing("a", "b", offer=both)
@@ -178,7 +180,7 @@ def test_a_member_that_offers_an_eager_protocol_too_is_eager_and_not_blamed() ->
 
 
 def test_a_member_that_lost_everything_is_not_blamed() -> None:
-    """The member names no generation: it has learnt that it was removed, and owns nothing."""
+    """The member's claim names no generation. So the member has learnt that it was removed, and owns nothing."""
     scene = Watched()
     two(scene, claiming(generation=-1), claiming())
     assert Violation.NOTHING_TAKEN not in scene.kinds
@@ -440,7 +442,9 @@ def test_absent_static_member_keeps_its_delivered_partitions() -> None:
 
 
 def test_member_that_missed_its_answer_keeps_its_partitions() -> None:
-    """The member's claim is of an older generation than its last assignment, because it never received that answer."""
+    """The member's claim is of an older generation than its last assignment, because it never received the answer with
+    that assignment.
+    """
     scene = Watched(group_cooperative_guard=True)
     a, b = two(scene, claiming(0, 1, 2, generation=2), claiming())
     scene.sync("b", b)

@@ -1,7 +1,7 @@
 """Defects of consumer groups of another gateway (SeaweedFS #9143 and its follow-ups), by values.
 
-Members are keyed by connection, never by client id. `tests/clients/test_seaweed.py` shows the same with stock clients,
-`tests/frames/test_seaweed_groups.py` what only frames show.
+Members are keyed by connection, never by client id. `tests/clients/test_seaweed.py` checks the same with stock clients.
+`tests/frames/test_seaweed_groups.py` checks what only frames can show.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def test_a_second_join_without_an_id_on_one_connection_is_the_same_member() -> N
 
 @pytest.mark.parametrize("version", [3, 4])
 def test_a_member_that_forgot_its_id_is_that_member_again(version: int) -> None:
-    """Joins are held even in versions in which a newcomer must return with an id."""
+    """Joins are held even in versions in which a new member must return with an id."""
     scene = Scene()
     _, b = scene.stable("a", "b")
     assert scene.join("b", version=version).join.member_id == b
@@ -172,7 +172,7 @@ def test_the_leader_is_replaced_only_if_it_left() -> None:
 
 
 def test_each_answer_of_a_batched_leave_echoes_its_request() -> None:
-    """Null and empty instances stay distinct; the codec decides how a version writes them."""
+    """Null and empty instance ids stay distinct. The codec decides how a version writes them."""
     scene = Scene()
     scene.stable("a", instances={"a": "ia"})
     asked = scene.leave("x", ("", "ia"), ("ghost", None), ("ghost", ""))
@@ -215,7 +215,7 @@ def test_a_leader_of_another_type_may_assign_nothing() -> None:
 
 
 def test_dead_member_is_removed_after_its_own_session() -> None:
-    """Session of 6 s, killed silently; a member that joins 7 s later is alone in the group."""
+    """A member with a session of 6 s is killed silently. A member that joins 7 s later is alone in the group."""
     scene = Scene(group_connection_grace_ms=-1)
     a = scene.join("a", session_ms=6_000).join.member_id
     scene.sync("a", a, {})

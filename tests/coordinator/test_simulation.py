@@ -1,4 +1,6 @@
-"""Seeded runs of the simulation, their coverage, and a check that they find planted bugs."""
+"""Seeded runs of the simulation, and their coverage of the table. Other tests put bugs into the coordinator, and check
+that such runs find them.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ SEEDS_OF_TRANSITIONS = (57, 922, 799, 28, 300, 672, 609, 20, 64, 289)
 
 
 def transitions_met(seed: int) -> set[tuple[str, GroupState, GroupState]]:
-    """Return the transitions of one run, which must be sound."""
+    """Return the transitions of one run. The run must keep all rules."""
     outcome = run(seed)
     assert outcome.foul is None, f"seed {seed}: {outcome.foul}\n" + "\n".join(outcome.told[-40:])
     assert outcome.seen <= TRANSITIONS, f"seed {seed}"

@@ -1,4 +1,4 @@
-"""Static members: replacement, fencing, absence."""
+"""Static members: their replacement, fencing and absence."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_replaced_members_held_join_is_fenced(scene: Scene, ids: list[str]) ->
 
 
 def test_a_replaced_members_held_sync_is_fenced(scene: Scene) -> None:
-    """The other members start over, because no member can sync in the replaced member's name."""
+    """All members start over, because no member can sync in place of the replaced one."""
     a, b = scene.completing("a", "b", instances=INSTANCES)
     held = scene.sync("b", b, instance="ib")
     replacing = scene.join("b2", instance="ib", version=5)
@@ -51,7 +51,9 @@ def test_a_replaced_members_held_sync_is_fenced(scene: Scene) -> None:
 
 @pytest.mark.parametrize("request_name", ["join", "sync", "heartbeat", "commit"])
 def test_request_under_a_replaced_id_is_fenced(scene: Scene, ids: list[str], request_name: str) -> None:
-    """With the replaced id alone, and no instance id, a request gets UNKNOWN_MEMBER_ID. Nothing changes."""
+    """A request with the replaced id alone, without an instance id, gets UNKNOWN_MEMBER_ID. The
+    group does not change.
+    """
     scene.join("b2", instance="ib", version=5)
     before = scene.group
     assert getattr(scene, request_name)("b", ids[1], instance="ib").error is FENCED
@@ -61,8 +63,9 @@ def test_request_under_a_replaced_id_is_fenced(scene: Scene, ids: list[str], req
 
 @pytest.mark.parametrize("request_name", ["sync", "heartbeat", "commit"])
 def test_request_without_an_id_is_unknown_and_not_fenced(scene: Scene, ids: list[str], request_name: str) -> None:
-    """librdkafka drops its id by itself and still commits. A fenced librdkafka stops for good, so the commit is not
-    fenced here. Kafka fences it."""
+    """librdkafka drops its member id by itself and still commits. If the commit were fenced, librdkafka would stop for
+    good, so the gateway does not fence it. Kafka does.
+    """
     before = scene.group
     assert getattr(scene, request_name)("b", "", instance="ib").error is UNKNOWN
     assert scene.group is before
@@ -130,7 +133,9 @@ def test_a_member_that_returns_with_another_choice_rebalances() -> None:
 def test_a_member_that_returns_with_other_topics_rebalances(
     scene: Scene, ids: list[str], who: str, version: int
 ) -> None:
-    """Kafka returns the former assignment in this case, so no member would ever receive the new topics."""
+    """In this case Kafka returns the former assignment, and no member ever receives the new topics. The gateway
+    rebalances.
+    """
     before = scene.generation
     asked = scene.join("new", instance=INSTANCES[who], version=version, offer=protocols("range", topics=("u", "t")))
     assert (asked.parked, scene.state) == (True, PREPARING)
@@ -210,8 +215,8 @@ def test_leadership_moves_away_from_an_absent_static_leader(scene: Scene, ids: l
 
 
 def test_instances_do_not_share_a_connections_member() -> None:
-    """A static member is known by its instance alone; a dynamic member on the same connection is known by the
-    connection.
+    """A static member is identified by its instance id alone. A dynamic member on the same connection is identified by
+    the connection.
     """
     scene = Scene(delay_ms=100)
     held = [scene.join("a", instance="ia", version=5), scene.join("a", version=3)]

@@ -21,7 +21,7 @@ from .scene import Scene
 
 
 def reachable(state: GroupState) -> set[GroupState]:
-    """Return the states reachable by any number of legal transitions."""
+    """Return the states that any number of legal transitions can reach."""
     found = {state}
     while True:
         further = found.union(*(LEGAL_TRANSITIONS[each] for each in found))

@@ -1,5 +1,5 @@
-"""Permitted next steps of a transactional producer, by the tables of upstream's TransactionCoordinator, and by
-property.
+"""Decisions about a transactional producer's requests, compared with upstream's TransactionCoordinator: by tables, and
+for random sequences.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ INVALID, FENCED = ErrorCode.INVALID_TXN_STATE, ErrorCode.PRODUCER_FENCED
 
 
 def came_of_the_epoch_before(producer: Producer) -> Producer:
-    """Return the producer in the state in which a request with (ID, EPOCH) has left it."""
+    """Return the producer as a request with (ID, EPOCH) leaves it."""
     return replace(producer, producer_epoch=EPOCH + 1, last_producer_epoch=EPOCH)
 
 
@@ -337,8 +337,8 @@ def test_a_transaction_of_a_lost_history_times_out_for_the_epoch_that_its_owner_
 
 @pytest.mark.parametrize("seed", range(40))
 def test_only_the_newest_of_many_producers_continues(seed: int) -> None:
-    """For any requests, in any order, with any timeouts: no identity is given to two producers, a request that reports
-    the end of a transaction has ended exactly one, and a replaced producer changes nothing.
+    """The requests, their order and the timeouts are random. No two producers receive the same id and epoch. A request
+    that reports the end of a transaction has ended exactly one. A replaced producer changes nothing.
     """
     chance = random.Random(seed)
     producer: Producer | None = None

@@ -1,4 +1,4 @@
-"""Prometheus as the repository configures it, beside gateways of a test, and the dashboard's queries."""
+"""Prometheus with the repository's configuration, beside gateways of a test, and the queries of the dashboard."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ needs_prometheus = pytest.mark.skipif(
 
 
 def queries() -> list[tuple[str, str]]:
-    """Return title and expression of every query of the dashboard."""
+    """Return the title and the expression of every query of the dashboard."""
     panels = json.loads(DASHBOARD.read_text())["panels"]
     return [(panel["title"], target["expr"]) for panel in panels for target in panel.get("targets", ())]
 
@@ -85,7 +85,7 @@ def prometheus(gateways: Sequence[GatewayProcess], directory: Path) -> Iterator[
 
 
 def chosen(expression: str, gateway: GatewayProcess, topic: str, group: str) -> str:
-    """Fill in the dashboard's variables as Grafana does after a user has chosen node, topic and group."""
+    """Replace the dashboard's variables as Grafana does after a user has chosen a node, a topic and a group."""
     node = gateway.metrics_url.removeprefix("http://")
     variables = (("$instance", node), ("$topic", topic), ("$group", group), ("$__rate_interval", "1m"))
     for name, value in variables:

@@ -1,4 +1,6 @@
-"""The compose file: one password with any characters in it, addresses that clients reach, and profiles that fit."""
+"""The compose file: a password may contain any character, clients reach the addresses, and the
+profiles fit together.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ IMAGE = {"SLUICE_LISTEN": "0.0.0.0:9092", "SLUICE_ADVERTISE": "localhost:9092"}
 
 
 def settings(password: str) -> dict[str, str]:
-    """Return the variables of the file that concern the database, with `password` interpolated as compose does it."""
+    """Return the database settings of the file, with `password` interpolated as compose does."""
     text = COMPOSE.read_text().replace("${POSTGRES_PASSWORD:-sluice}", password)
     return dict(re.findall(r"^ +(POSTGRES_PASSWORD|PGPASSWORD|SLUICE_DATABASE_URL): (.*)$", text, re.MULTILINE))
 
@@ -91,7 +93,7 @@ def test_clients_outside_and_in_other_containers_are_sent_where_they_came_from(
     assert inside.bind[0] == "0.0.0.0"
     assert inside.advertised == (name, inside.bind[1])
     assert _published(service) == {port: port}
-    # The first one names the node in its log.
+    # The first service names the node in its log.
     assert configured(service).settings.listeners[0] == outside
 
 
@@ -115,13 +117,13 @@ def test_the_registry_reaches_the_gateway_and_is_published_on_this_host_only(ser
     written = yaml.safe_load(COMPOSE.read_text())["services"]["schema-registry"]
     assert written["profiles"] == ["registry"]
     assert written["ports"] == [f"127.0.0.1:{port}:{port}"]
-    # A name without a host is looked up where the user's engine looks up names.
+    # A name without a host is resolved where the user's engine resolves names.
     assert registry["image"] == "karapace:6.2.0"
     assert rendered(KARAPACE_IMAGE="other/karapace:7")["schema-registry"]["image"] == "other/karapace:7"
 
 
 def _published(service: dict[str, Any]) -> dict[int, int]:
-    """Return the container's port by the host's, from the short or the long form."""
+    """Return the container's port for each port of the host, from the short or the long form."""
     found: dict[int, int] = {}
     for port in service["ports"]:
         if isinstance(port, str):

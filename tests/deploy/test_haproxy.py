@@ -1,4 +1,6 @@
-"""HAProxy gives two nodes one address and port: it leads each client to the node that the client names in TLS."""
+"""HAProxy offers two nodes at one address and port. It leads each client to the node that the client names in TLS
+(SNI).
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ def _accepts(port: int) -> bool:
 
 @pytest.fixture(autouse=True)
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Resolve the names that clients of this process use to HAProxy's address, as a wildcard in DNS would."""
+    """Resolve the names that clients of this process use to HAProxy's address, as a DNS wildcard would."""
     look_up = socket.getaddrinfo
 
     def resolve(host: Any, *more: Any, **named: Any) -> Any:
@@ -90,7 +92,8 @@ def test_every_partition_and_group_is_reached_at_its_node(client: dict[str, Any]
     for partition in range(PARTITIONS):
         assert producer.send("orders", b"value", partition=partition).get(60).partition == partition
     producer.close()
-    # A node refuses members of groups that another node coordinates. So one group in the wrong place would never join.
+    # A node refuses members of groups that another node coordinates. So a group whose members reached the wrong node
+    # could never form.
     for number in range(GROUPS):
         consumer = KafkaConsumer("orders", group_id=f"group-{number}", auto_offset_reset="earliest", **client)
         seen: set[Any] = set()

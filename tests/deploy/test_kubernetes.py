@@ -1,4 +1,4 @@
-"""The manifests and the chart: every object that they name exists, and a node accepts their settings."""
+"""The manifests and the chart: every object that they refer to exists, and a node accepts their settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ tolerations: [{key: messages, operator: Exists}]
 imagePullSecrets: [{name: registry}]
 networkPolicy: {clients: [{namespaceSelector: {}}], metrics: [{podSelector: {}}]}
 """
-"""Values that use every option of the chart."""
+"""Values that turn on every option of the chart."""
 
 needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
 
@@ -102,7 +102,7 @@ def settings(objects: list[dict[str, Any]], directory: Path) -> Settings:
 
 
 def check(objects: list[dict[str, Any]], directory: Path) -> None:
-    """Assert that what the objects name exists, and that a node accepts its settings."""
+    """Assert that every object that the objects refer to exists, and that a node accepts its settings."""
     spec = one(objects, "StatefulSet")["spec"]
     pod, node = spec["template"]["spec"], container(objects)
     labels: Mapping[str, str] = {**spec["template"]["metadata"]["labels"], "apps.kubernetes.io/pod-index": "1"}

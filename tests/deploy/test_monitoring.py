@@ -1,4 +1,6 @@
-"""Prometheus and Grafana as the repository configures them: rules that fire, and queries that a real server answers."""
+"""Prometheus and Grafana with the repository's configuration: rules that fire, and queries that a
+real server answers.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ UNUSUAL = frozenset(
         "Requests with an error",
     }
 )
-"""Panels that are empty until something unusual happens, because their series have labels."""
+"""Panels without data until something unusual happens, because their series have labels."""
 
 
 def test_the_dashboard_is_what_its_program_writes() -> None:

@@ -1,4 +1,4 @@
-"""The unit of systemd: systemd accepts it, it is hardened, and a node accepts its settings."""
+"""The systemd unit: systemd accepts it, it is hardened, and a node accepts its settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.gateway_process import ROOT
 UNIT = ROOT / "deploy/systemd/sluice.service"
 PROGRAM = "/opt/sluice/bin/sluice"
 HIGHEST_EXPOSURE = 1.4
-"""systemd's rating from 0 to 10."""
+"""Limit of the exposure rating by systemd, which goes from 0 to 10."""
 
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 

@@ -30,7 +30,7 @@ REBALANCING = ErrorCode.REBALANCE_IN_PROGRESS
 GROUP_RESOURCE = 32
 RECORDS = 2
 MOVED = 1
-"""The partition that moves from a to b."""
+"""The partition that moves from member a to member b."""
 Sync = asyncio.Future[SyncGroupResponse]
 
 
@@ -63,7 +63,7 @@ async def configure(client: WireClient, group_id: str, **configs: str) -> list[i
 async def committed(
     client: WireClient, group_id: str, topic: str, *, stable: bool, partition: int = MOVED
 ) -> tuple[int, int]:
-    """Return the code and the offset of the partition that moves."""
+    """Return the committed offset of the partition that moves, with the error code of OffsetFetch."""
     asked = OffsetFetchRequestTopic(name=topic, partition_indexes=(partition,))
     response = await client.send(OffsetFetchRequest(group_id=group_id, topics=(asked,), require_stable=stable), 7)
     (found,) = response.topics[0].partitions
@@ -78,7 +78,7 @@ def produce(bootstrap: str, topic: str, *partitions: int) -> None:
 
 
 async def produce_in_a_transaction(client: WireClient, topic: str) -> None:
-    """Produce two records to the partition that moves, in a transaction that a marker ends."""
+    """Produce two records to the partition that moves, in a transaction. Its marker has the third offset."""
     producer, partition = Transactional(client, fresh("producer")), (topic, MOVED)
     assert await producer.initialize() is NONE
     assert await producer.add(partition) == [NONE]
@@ -123,7 +123,7 @@ class Scene:
     b: Member
 
     async def generation(self, offers: Mapping[Member, tuple[tuple[str, bytes], ...]]) -> None:
-        """Both members join with the partitions that they claim."""
+        """Let both members join. Each reports the partitions that it claims to own."""
         for each, offer in offers.items():
             each.protocols = offer
         joins = [each.join_nowait() for each in offers]
@@ -169,10 +169,10 @@ async def moving(
     group_id: str | None = None,
     elsewhere: GatewayProcess | None = None,
 ) -> AsyncGenerator[tuple[Scene, Sync]]:
-    """Assign partition 1 of a to b. The sync of a is answered; that of b may be held.
+    """Assign partition 1, which member a owned, to member b. The gateway answers a's SyncGroup and may hold b's.
 
-    `elsewhere` names another node that serves a as many records again. `in_a_transaction`: the records were produced in
-    a transaction, and a marker ends it.
+    With `elsewhere`, member a also fetches the same number of records from that other node. With `in_a_transaction`,
+    the records were produced in a transaction, and a marker ends it.
     """
     instances = ("instance a", "instance b") if static else (None, None)
     group_id, topic = group_id or fresh("handoff"), fresh("topic")

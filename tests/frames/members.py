@@ -94,13 +94,13 @@ class Member:
         return response
 
     async def knock(self) -> None:
-        """Take the first step of KIP-394: receive a member id."""
+        """Take the first step of KIP-394: send JoinGroup without a member id, and receive one."""
         response = await self.join_nowait()
         assert response.error_code == ErrorCode.MEMBER_ID_REQUIRED, response
 
     async def join(self) -> JoinGroupResponse:
-        """Join with an id, and ask for one first if the version requires it. The answer is held until the join phase
-        ends.
+        """Join with a member id. If the version requires an id and the member has none, ask for one first. The gateway
+        holds the answer until the join phase ends.
         """
         if not self.member_id and self.version >= 4 and self.group_instance_id is None:
             await self.knock()
@@ -156,7 +156,7 @@ class Member:
         topic_id: UUID = NO_TOPIC_ID,
         seconds: float = ANSWER_SECONDS,
     ) -> int:
-        """Return the code of the one partition."""
+        """Commit an offset of one partition and return its error code."""
         response = await self.client.send(
             OffsetCommitRequest(
                 group_id=self.group_id,
@@ -195,7 +195,8 @@ async def member(
 async def join_all(*members: Member) -> list[JoinGroupResponse]:
     """Bring all members into one generation, in as many rounds as it takes, and return their last join answers.
 
-    The first member may be answered alone before the others arrive. A member that is asked to join again does.
+    The first member may be answered alone before the others arrive. A member that receives REBALANCE_IN_PROGRESS joins
+    again.
     """
     for one in members:
         if not one.member_id and one.version >= 4 and one.group_instance_id is None:
@@ -254,7 +255,9 @@ async def topic_id_of(client: WireClient, name: str) -> UUID:
 
 
 async def in_state(client: WireClient, group_id: str, state: str, *, seconds: float = 10.0) -> DescribedGroup:
-    """Return the group once it shows `state`: only this shows from outside that the gateway is holding a request."""
+    """Wait until the group shows `state`, and return the group. Only the state shows to a client that the gateway holds
+    a request.
+    """
     return await until(
         lambda: describe(client, group_id), state, holds=lambda group: group.group_state == state, seconds=seconds
     )

@@ -1,8 +1,8 @@
 """Readers of a consumer group on a real gateway, frame by frame: heartbeats, fetches and commits as stock clients send
 them, at the moments that a scenario names.
 
-The readers fetch as Java's consumer does. It requests no more of a partition while it holds records of it. So its next
-fetch shows the gateway which records the application has received.
+The readers fetch as Java's consumer does. The Java consumer fetches no more of a partition while it holds records of
+that partition. So its next fetch shows the gateway which records the application has received.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class WireReaders(GatewayReaders):
             await self._fetch(name, *gained)
 
     async def _committed(self, name: str, partitions: set[Partition]) -> Mapping[Partition, int]:
-        """Return the positions at which the reader begins."""
+        """Return the committed offsets, at which the reader begins."""
         asked = OffsetFetchRequestGroup(
             group_id=self._group_id,
             member_id=name,

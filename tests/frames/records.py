@@ -25,7 +25,7 @@ def batch(*records: Record, **head: Any) -> bytes:
 async def produce(
     client: WireClient, topic: str, records: bytes, version: int = 9, *, of: str | None = None
 ) -> PartitionProduceResponse:
-    """Produce a batch. `of` is the transactional id, if the batch belongs to a transaction."""
+    """Produce a batch. `of` is the transactional id if the batch belongs to a transaction."""
     data = TopicProduceData(name=topic, partition_data=(PartitionProduceData(index=0, records=records),))
     asked = ProduceRequest(transactional_id=of, acks=-1, timeout_ms=10_000, topic_data=(data,))
     response = await client.send(asked, version)

@@ -44,7 +44,7 @@ def member_name() -> str:
 
 
 class Reader:
-    """A member of a share group with its session at one node."""
+    """A member of a share group, with its share session at one node."""
 
     def __init__(self, client: WireClient, group_id: str, topic: str, topic_id: UUID) -> None:
         self.client = client
@@ -160,7 +160,7 @@ def part_of(answer: ShareFetchResponse, index: int = 0) -> PartitionData | None:
 
 @asynccontextmanager
 async def reading(gateway: GatewayProcess, group_id: str, topic: str, topic_id: UUID) -> AsyncGenerator[Reader]:
-    """Join with a member on a connection of its own."""
+    """Open a connection of its own for a new member, and let the member join."""
     async with await WireClient.connect(gateway.bootstrap) as client:
         reader = Reader(client, group_id, topic, topic_id)
         await reader.join()

@@ -27,12 +27,12 @@ NONE = ErrorCode.NONE
 
 
 def reading(topic: str) -> Topology:
-    """Return one subtopology without state."""
+    """Return a topology that has one subtopology and no state."""
     return Topology(epoch=0, subtopologies=(Subtopology(subtopology_id="0", source_topics=(topic,)),))
 
 
 def counting(topic: str, group_id: str) -> Topology:
-    """Return two subtopologies, a repartition topic between them, and a changelog."""
+    """Return a topology of two subtopologies, with a repartition topic between them and a changelog topic."""
     repartition, changelog = f"{group_id}-words-repartition", f"{group_id}-counts-changelog"
     compacted = (KeyValue(key="cleanup.policy", value="compact"),)
     return Topology(
@@ -120,7 +120,7 @@ async def client_of(gateway: GatewayProcess) -> AsyncGenerator[WireClient]:
 
 
 async def at_once(client: WireClient) -> str:
-    """Create a group that begins without waiting for more members."""
+    """Create a streams group that assigns tasks at once, without waiting for more members."""
     group_id = fresh("group")
     assert await configure(client, group_id, streams_initial_rebalance_delay_ms="0") == [NONE]
     return group_id

@@ -1,7 +1,8 @@
 """ACLs on a running cluster: every API checks them, refuses clients without permission, and serves clients with
 permission.
 
-Clients of one node are super users. ACLs decide what clients of the other node may do. Both are `User:ANONYMOUS`.
+Two nodes serve one cluster, and all clients are `User:ANONYMOUS`. On one node this user is a super user; on the other
+node ACLs decide what it may do.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ TOPIC, GROUP, CLUSTER, TRANSACTION = (
 )
 REFUSED = frozenset({TOPIC, GROUP, CLUSTER, TRANSACTION})
 SHOWING = frozenset({ApiKey.LIST_GROUPS, ApiKey.LIST_TRANSACTIONS, ApiKey.DESCRIBE_CLUSTER})
-"""APIs that silently omit what the client may not see. A broker shows every client the live brokers."""
+"""APIs that omit what the client may not see, without an error. A broker shows every client the live brokers."""
 OF_THE_KNOWN = frozenset({ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.DESCRIBE_DELEGATION_TOKEN})
 """APIs that refuse every client that has not authenticated (`test_delegation_tokens.py`)."""
 
@@ -96,9 +97,9 @@ OF_THE_KNOWN = frozenset({ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.DESCRIBE_DELEGA
 @dataclass
 class Cluster:
     admin: WireClient
-    """A super user, on a node of its own."""
+    """Connect a super user, to the node that checks no ACLs."""
     client: WireClient
-    """On the node that checks ACLs."""
+    """Connect a client to the node that checks ACLs."""
     guarded: GatewayProcess
 
     async def create(self, *acls: AclCreation) -> None:
@@ -112,7 +113,9 @@ class Cluster:
         await self.follow()
 
     async def follow(self) -> None:
-        """Wait until the other node has the newest catalog: it refreshes when a client asks for settings."""
+        """Wait until the node that checks ACLs has the newest catalog. It refreshes the catalog when a client asks for
+        settings.
+        """
         await self.client.send(DescribeConfigsRequest(), 4)
 
     @asynccontextmanager
@@ -186,7 +189,7 @@ async def cluster(processes: tuple[GatewayProcess, GatewayProcess]) -> AsyncIter
 
 
 def codes_in(answer: Any) -> Iterator[int]:
-    """Yield every error code of an answer, at every depth."""
+    """Yield every error code of an answer, at every level of nesting."""
     for field in dataclasses.fields(answer):
         value = getattr(answer, field.name)
         if field.name.endswith("error_code"):
@@ -197,7 +200,7 @@ def codes_in(answer: Any) -> Iterator[int]:
 
 
 def about(request: Any, topic_id: UUID) -> Any:
-    """Return the request with this topic id in every field that has one."""
+    """Return the request with this topic id in each field that holds a topic id."""
     changed: dict[str, Any] = {}
     for field in dataclasses.fields(request):
         value = getattr(request, field.name)
@@ -228,7 +231,7 @@ async def test_client_without_acl_is_refused_and_super_user_is_not(cluster: Clus
     topic_id = await create_topic(cluster.admin, fresh("identified"))
     for version in range(line.min_version, line.max_version + 1):
         request = addressed(filled(request_class(line.api_key), version, (), 1), line.api_key)
-        # DeleteTopics takes a name or an id, and so does Metadata, by id from version 12 on.
+        # DeleteTopics takes a topic's name or id. Metadata does too, and takes ids from version 12 on.
         if line.api_key is not ApiKey.DELETE_TOPICS and (line.api_key is not ApiKey.METADATA or version >= 12):
             request = about(request, topic_id)
         answer = await cluster.client.send(request, version)
@@ -558,7 +561,7 @@ async def test_groups(cluster: Cluster) -> None:
 
 
 async def coordinated_by_the_guarded(cluster: Cluster) -> str:
-    """Return a group whose coordinator is the other node."""
+    """Return a group whose coordinator is the node with ACLs."""
     port = int(cluster.guarded.bootstrap.rpartition(":")[2])
     async with asyncio.timeout(30):
         while True:
@@ -596,7 +599,7 @@ async def test_group_pattern_matches_only_topics_that_the_member_may_describe(cl
 
 
 async def group_of(cluster: Cluster) -> str:
-    """Return a group that the node with ACLs coordinates."""
+    """Return a group whose coordinator is the node with ACLs."""
     port = int(cluster.guarded.bootstrap.rpartition(":")[2])
     names = tuple(fresh("group") for _ in range(100))
     async with asyncio.timeout(30):
@@ -619,7 +622,9 @@ async def coordinators(client: WireClient, *groups: str) -> list[int]:
 
 
 async def test_group_without_describe_permission_is_not_listed(cluster: Cluster) -> None:
-    """Groups committed to on both nodes, so that the coordinator of a group has it on either node."""
+    """Commit to each group on both nodes. Only a group's coordinator accepts the commit, and either
+    node may be that.
+    """
     topic = fresh("topic")
     await create_topic(cluster.admin, topic)
     some = [fresh("listed") for _ in range(20)]
@@ -784,7 +789,7 @@ async def test_topics_of_groups_that_may_be_read(alone: GatewayProcess) -> None:
         ):
             asked = named_as(request, topic, sharing)
             if isinstance(request, ShareAcknowledgeRequest):
-                # This fetch belongs to a session that an earlier fetch has begun.
+                # This fetch continues a session that an earlier fetch has opened.
                 asked = dataclasses.replace(asked, group_id=sharing, member_id=MEMBER, share_session_epoch=1)
             answer = await client.send(asked, version)
             assert TOPIC in set(codes_in(answer)), (request, answer)
@@ -792,7 +797,7 @@ async def test_topics_of_groups_that_may_be_read(alone: GatewayProcess) -> None:
 
 
 def named_as(request: Any, topic: str, group: str) -> Any:
-    """Return the request with this topic in every field that names a topic, and with this group in lists of groups."""
+    """Return the request with this topic in each field that names a topic, and with this group in lists of groups."""
     changed: dict[str, Any] = {}
     for field in dataclasses.fields(request):
         value = getattr(request, field.name)

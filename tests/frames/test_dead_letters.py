@@ -60,7 +60,7 @@ async def written(client: WireClient, topic: str, count: int, partition: int = 0
 
 
 async def settled_to(reader: Reader, start_offset: int) -> None:
-    """Wait until the group begins at that offset: everything before it is settled."""
+    """Wait until the share group's start offset is `offset`, so that every record before it is settled."""
     request = DescribeShareGroupOffsetsRequest(
         groups=(DescribeShareGroupOffsetsRequestGroup(group_id=reader.group_id, topics=None),)
     )

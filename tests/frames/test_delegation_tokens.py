@@ -78,7 +78,7 @@ async def create(
 
 
 async def describe(client: WireClient, *owners: str, version: int = 3) -> dict[str, Any]:
-    """Return the tokens by id; those of all owners if no owner is named."""
+    """Return the tokens by id. If no owner is named, return the tokens of all owners."""
     asked = tuple(
         DescribeDelegationTokenOwner(principal_type=kind, principal_name=name)
         for kind, name in (owner.split(":") for owner in owners)
@@ -99,7 +99,7 @@ async def expire(client: WireClient, hmac: bytes, period_ms: int = -1) -> Any:
 async def log_in(
     client: WireClient, token: Any, mechanism: str = "SCRAM-SHA-256", extensions: str = BY_TOKEN
 ) -> tuple[int, str | None, int]:
-    """Return the code, the message and the session's lifetime in milliseconds."""
+    """Authenticate. Return the error code, the message and the session's lifetime in milliseconds."""
     password = base64.b64encode(token.hmac).decode()
     exchange = ScramClient(HASHES[mechanism], token.token_id, password, extensions=extensions)
     answer = await authenticate(client, exchange.first, mechanism=mechanism)
@@ -214,7 +214,7 @@ async def test_renewals_are_bounded_by_the_settings(gateway_factory: GatewayFact
 
 
 async def codes(client: WireClient) -> list[int]:
-    """Return the codes of all four requests."""
+    """Send one request of each of the four token APIs, and return the error codes."""
     described = await client.send(DescribeDelegationTokenRequest(owners=None), 3)
     answers = [await create(client), await renew(client, b""), await expire(client, b""), described]
     return [answer.error_code for answer in answers]
@@ -264,7 +264,7 @@ def on(operation: Op, kind: ResourceType, name: str) -> AclCreation:
 
 
 async def test_token_for_another_principal_needs_permission(secured: Secured) -> None:
-    """KIP-373, and KIP-48's permission to describe one token."""
+    """KIP-373: creating a token for another principal needs a permission. KIP-48: so does describing one token."""
     async with (
         known(secured, "root") as root,
         known(secured, "carol") as carol,
@@ -341,7 +341,7 @@ def fields_of(made: Any) -> dict[str, Any]:
 
 
 async def test_unknown_token_is_answered_like_an_existing_one(secured: Secured) -> None:
-    """The first answer must not show which tokens exist."""
+    """A client may not learn from the first answer which tokens exist."""
     async with known(secured, "alice") as alice:
         made = await create(alice)
         shapes: dict[str, set[Any]] = {}

@@ -51,18 +51,18 @@ ASKED: dict[str, tuple[tuple[Any, int], ...]] = {
         (StreamsGroupDescribeRequest(group_ids=("a", "b")), 0),
     ),
 }
-"""Feature → requests of its protocol, each with its version."""
+"""Requests of each feature's protocol, each with its version."""
 
 
 def told(answer: Any) -> set[tuple[int, str | None]]:
-    """Return the errors of a whole answer, or of each group in it."""
+    """Return the errors in an answer: one for the whole answer, or one for each group in it."""
     parts: Iterable[Any] = getattr(answer, "groups", None) or (answer,)
     return {(part.error_code, part.error_message) for part in parts}
 
 
 async def what_is_off(client: WireClient) -> set[str]:
-    """Return the features whose every request is refused with UNSUPPORTED_VERSION and no message. No request of the
-    other features is.
+    """Return the features whose every request is refused with UNSUPPORTED_VERSION and no message. Requests of all other
+    features must not be refused in this way.
     """
     off: set[str] = set()
     for feature, requests in ASKED.items():

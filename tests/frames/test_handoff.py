@@ -40,7 +40,7 @@ async def told_to_join_again(one: Member) -> None:
 
 
 async def test_sync_of_the_target_is_held_and_of_the_source_is_not(gateway: GatewayProcess) -> None:
-    """The source commits in the generation that revoked the partition. The target must ask again."""
+    """The source commits in the generation that revoked the partition. The target then fetches the offset again."""
     async with moving(gateway, "ack", keeps_the_rule=False) as (scene, held):
         a, b = scene.a, scene.b
         assert await a.commit(scene.topic, 3, partition=MOVED) == NONE
@@ -88,7 +88,7 @@ async def test_commit_up_to_the_mark_releases_the_target(gateway: GatewayProcess
 
 
 async def test_source_that_commits_in_transactions_drains_when_one_commits(gateway: GatewayProcess) -> None:
-    """Aborted offsets count for nothing, and a target that continues must wait for pending offsets."""
+    """Aborted offsets do not count. A target that continues must wait until no offset is pending."""
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
         a, b, group_id = scene.a, scene.b, scene.a.group_id
         producer = Transactional(a.client, fresh("producer"))
@@ -122,8 +122,8 @@ async def test_drain_does_not_wait_for_markers_behind_the_served_records(
 
 
 async def test_parked_fetch_shows_which_records_the_application_has(gateway: GatewayProcess) -> None:
-    """The consumer requests the next offset as soon as the application has the records, and that fetch waits for half a
-    second.
+    """The consumer fetches from the next offset as soon as the application has the records, and that fetch waits for
+    0.5 s.
     """
     async with moving(gateway, "drain", keeps_the_rule=True, as_java=True) as (scene, held):
         done, _ = await asyncio.wait((held,), timeout=1)
@@ -204,7 +204,7 @@ async def test_another_group_of_the_same_clients_neither_waits_nor_releases(gate
 
 
 async def test_drain_does_not_wait_for_a_restarted_static_source(gateway: GatewayProcess) -> None:
-    """The process that had the work is gone, and later requests in its name are fenced."""
+    """The process that owned the partition is gone, and later requests with its old member id are fenced."""
     async with (
         moving(gateway, "drain", keeps_the_rule=True, static=True) as (scene, held),
         joining(gateway, scene.a.group_id, "a", scene.topic, "range", "instance a") as restarted,
@@ -273,8 +273,8 @@ async def test_drain_does_not_wait_for_a_killed_source(gateway: GatewayProcess) 
         await scene.a.client.close()
         sync = await asyncio.wait_for(held, 20)
         if sync.error_code == NONE:
-            # The target is held as long as a client can be held. Then its OffsetFetch must be repeated until the source
-            # is gone.
+            # The gateway holds the target's SyncGroup as long as a client tolerates. Then the target must repeat
+            # OffsetFetch until the source is gone.
             assert await committed(scene.b.client, scene.b.group_id, scene.topic, stable=True) == (UNSTABLE, -1)
         await told_to_join_again(scene.b)
         assert (await scene.b.join_nowait()).error_code == NONE
@@ -283,7 +283,7 @@ async def test_drain_does_not_wait_for_a_killed_source(gateway: GatewayProcess) 
 
 
 async def test_held_sync_of_a_removed_target_is_answered(gateway: GatewayProcess) -> None:
-    """An administrator removes the target, because its own connection is held."""
+    """An administrator removes the target, because the target's own connection is blocked by its held SyncGroup."""
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
         scene.a.member_id, mine = scene.b.member_id, scene.a.member_id
         await scene.a.leave()

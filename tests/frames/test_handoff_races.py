@@ -39,13 +39,13 @@ from tests.wire import WireClient
 PATIENT = {"SLUICE_NODE_TTL_MS": "60000"}
 """A commit held in Postgres also blocks its shard's lease, so no lease is renewed during that time."""
 QUICKLY_S = 4
-"""Shorter than the time for which a SyncGroup is held."""
+"""Less time than the gateway may hold a SyncGroup."""
 A_WHILE_S = 1
 
 
 @asynccontextmanager
 async def locked(gateway: GatewayProcess, group_id: str) -> AsyncGenerator[asyncpg.Connection]:
-    """Lock the group's row, which commits share and the next generation writes."""
+    """Lock the row of the group. A commit locks this row in share mode, and the next generation writes it."""
     connection = await asyncpg.connect(gateway.database_url)
     try:
         async with connection.transaction():
@@ -70,8 +70,8 @@ async def waits_for_lock(connection: asyncpg.Connection) -> None:
 
 @asynccontextmanager
 async def draining(gateway: GatewayProcess) -> AsyncGenerator[tuple[Scene, Sync]]:
-    """Call `moving`, after the offset that the source must commit has been stored. No other change of the group waits
-    to be stored.
+    """Call `moving`, and yield once the offset that the source must commit is stored. By then no other change of the
+    group waits to be stored.
     """
     sql = "select document -> 'handoffs' -> 0 ->> 'mark' = $2 from sluice.consumer_group where group_id = $1"
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
@@ -91,7 +91,7 @@ async def nothing_of(*answers: Awaitable[Any]) -> None:
 async def assigned(
     topic: str, shares: Mapping[Member, tuple[int, ...]]
 ) -> Mapping[Member, asyncio.Future[SyncGroupResponse]]:
-    """Let all members sync; the leader assigns each its share."""
+    """Let all members send SyncGroup. The leader assigns each member its share."""
     leader = leader_of(*shares)
     by_id = {each.member_id: given(topic, *share) for each, share in shares.items()}
     return {each: each.sync_nowait(by_id if each is leader else None) for each in shares}
@@ -113,8 +113,8 @@ def on_another_connection(speaker: Member, of: Member) -> Member:
 async def queued_commit(
     gateway: GatewayProcess, source: Member, speaker: Member, topic: str
 ) -> AsyncGenerator[asyncio.Task[int]]:
-    """Send the source's commit of everything. The coordinator has accepted it, and it waits behind a commit of another
-    group until the context ends.
+    """Send a commit of all records by the source. The coordinator accepts the commit, and the commit waits in Postgres
+    behind a commit of another group until the context ends.
     """
     async with member(gateway.bootstrap, fresh("busy")) as other:
         assert await other.commit(topic, 1) == NONE
@@ -155,7 +155,9 @@ async def test_commit_after_the_next_generation_counts_during_the_drain(
 
 
 async def test_commit_after_its_member_left_is_refused(gateway_factory: GatewayFactory) -> None:
-    """By then the partition has been assigned, and its owner reads from the offset that was committed before."""
+    """The commit arrives after the partition has been assigned. The new owner reads from the offset that was committed
+    before.
+    """
     gateway = gateway_factory(environment=PATIENT)
     async with (
         draining(gateway) as (scene, held),
@@ -226,7 +228,7 @@ async def test_rebalance_during_the_commit_uses_the_committed_offset(
 
 
 async def joined_at_once(each: Member) -> set[int]:
-    """Join a consumer group, which holds no member's answer. Return the assigned partitions."""
+    """Join a consumer group; such a group holds no answer back. Return the assigned partitions."""
     each.members = ()
     assert (await each.join_nowait()).error_code == NONE
     answer = await each.sync()
@@ -248,7 +250,9 @@ async def test_drain_continues_in_the_consumer_group_after_an_upgrade(
             return response
 
         async def has_it() -> bool:
-            """Return whether b or c has received the partition: the coordinator chooses the owner."""
+            """Return whether member b or member c has received the partition. The coordinator chooses which of them
+            owns it.
+            """
             response = await beat(epoch)
             assigned = () if response.assignment is None else response.assignment.topic_partitions
             if any(MOVED in each.partitions for each in assigned):

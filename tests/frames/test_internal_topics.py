@@ -83,8 +83,8 @@ async def test_groups_have_no_coordinator_before_the_first_lookup(gateway_factor
 async def test_node_looks_for_the_offsets_topic_before_it_refuses(
     gateway_factory: GatewayFactory, database_url: str
 ) -> None:
-    """Either node may have created the topic. From then on the other node, which holds the leases,
-    refuses no client.
+    """Either node may have created the topic. From then on the other node, even if it holds the leases, refuses no
+    client.
     """
     first = gateway_factory(coordinated=False, database_url=database_url)
     second = gateway_factory(coordinated=False, database_url=database_url)
@@ -98,7 +98,7 @@ async def test_node_looks_for_the_offsets_topic_before_it_refuses(
 
 
 async def test_a_database_that_has_groups_has_coordinators(gateway_factory: GatewayFactory, database_url: str) -> None:
-    """A client has deleted `__consumer_offsets`, and the node has restarted."""
+    """A client has deleted `__consumer_offsets`, and the node has restarted. The groups still have a coordinator."""
     gateway = gateway_factory(database_url=database_url)
     async with await WireClient.connect(gateway.bootstrap) as client:
         topic = fresh("orders")
@@ -127,7 +127,7 @@ async def test_reader_of_the_offsets_topic_finds_groups_of_all_nodes(
         coordinators = await committed_everywhere(client, nodes, groups, topic)
         assert len(coordinators) == 2, "both nodes have some"
         if earliest:
-            # Ask for the start of the log: the node that is asked begins the log.
+            # Ask for the start of the log, because the node that receives the request creates the log.
             await client.send(list_offsets(-2), 7)
         found: dict[str, int] = {}
         offsets = [0] * PARTITIONS
@@ -190,9 +190,8 @@ async def coordinators_and_leaders(bootstrap: str, ids: list[str]) -> tuple[dict
 async def committed_everywhere(
     client: WireClient, nodes: list[GatewayProcess], groups: list[str], topic: str
 ) -> set[int]:
-    """Let each group commit its number at its coordinator, and return the coordinators' ports.
-
-    Shards move to a node that has just started, so the coordinator may have changed by the time of the commit.
+    """Let each group commit its number at its coordinator, and return the coordinators' ports. A node that has just
+    started receives shards, so a group's coordinator may change before its commit.
     """
     async with asyncio.timeout(30):
         while True:
@@ -209,7 +208,7 @@ async def committed_everywhere(
 
 
 async def commit_at(bootstrap: str, group_id: str, topic: str, offset: int) -> bool:
-    """Commit the offset. Return False if another node coordinates the group by now."""
+    """Commit the offset. Return False if another node has become the group's coordinator."""
     async with await WireClient.connect(bootstrap) as client:
         code = await ask_to_commit(client, group_id, topic, offset)
     assert code in (ErrorCode.NONE, ErrorCode.NOT_COORDINATOR)

@@ -115,7 +115,7 @@ async def test_topology_description_is_neither_requested_nor_stored(gateway: Gat
 
 
 class Static:
-    """A static member of a streams group. Each process of it has another `member_id`."""
+    """A static member of a streams group. Each restart of the member's process has another `member_id`."""
 
     def __init__(self, client: WireClient, group_id: str, topic: str) -> None:
         self.client, self.group_id, self.topology = client, group_id, reading(topic)
@@ -148,7 +148,7 @@ class Static:
 
 
 async def given_tasks(member: Static, joined: StreamsGroupHeartbeatResponse) -> StreamsGroupHeartbeatResponse:
-    """Return the heartbeat answer that assigns the member its tasks: the first one or a later one."""
+    """Send heartbeats until an answer assigns the member its tasks, and return that answer."""
     answer = joined
     async with asyncio.timeout(20):
         while not answer.active_tasks:

@@ -24,7 +24,9 @@ OK = ErrorCode.NONE
 FENCED, OLD_EPOCH = ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH
 TIMEOUT_MS = 500
 VERSIONS = [pytest.param(1, id="named"), pytest.param(2, id="unnamed")]
-"""Values of `transaction.version` that the client uses."""
+"""Values of `transaction.version` that the client uses. With 1 it names partitions in AddPartitionsToTxn, with 2 it
+does not.
+"""
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ async def wait_for_time_out(client: WireClient, producer: Transactional) -> None
 
 
 async def hears(producer: Transactional, partition: tuple[str, int], version: int) -> None:
-    """Return the codes that the producer receives, although it does not know that its transaction is over."""
+    """Return the error codes of a producer that does not know yet that its transaction is over."""
     late = replace(producer, sequences=dict(producer.sequences))
     produce_version = 10 + version
     assert (await late.send(partition, b"late", version=produce_version)).error_code == OLD_EPOCH
@@ -155,7 +157,7 @@ async def test_a_producer_that_another_has_replaced_may_not_continue(client: Wir
 async def test_a_batch_that_is_repeated_after_its_transaction_is_refused(
     client: WireClient, version: int, code: ErrorCode, *, committed: bool
 ) -> None:
-    """Within a transaction, and also within the next one, a repeated batch is answered with its first offset."""
+    """Within a transaction, and in the next one, a repeated batch is answered with the offset of its first copy."""
     partition = (fresh("repeated"), 0)
     await create_topic(client, partition[0])
     producer = Transactional(client, fresh("repeating"))

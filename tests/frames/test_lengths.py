@@ -1,7 +1,7 @@
 """Requests with few elements and very long strings: each is refused or answered briefly, and delays no other client.
 
-Every request is sent raw, because a client library would refuse to write it. A bystander on a connection of its own
-measures how long the gateway answers no request. Its bound leaves room for a busy machine.
+Every request is sent raw, because a client library would refuse to write it. Another client on a connection of its own
+measures the longest time without an answer. The bound on this time leaves room for a busy machine.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from tests.wire import WireClient, encode_frame
 pytestmark = pytest.mark.timeout(120)
 
 LONGEST = 32_767
-"""Bytes of a string in the protocol; longer ones end the connection."""
+"""Maximal length of a string in bytes. A request with a longer string ends the connection."""
 SILENCE_S = 1.0
-"""Seconds for which a bystander may go unanswered. The attacks took five seconds and more."""
+"""Longest time for which the other client may receive no answer. The attacks once took five seconds and more."""
 ANSWER_BYTES = 8 * 1024 * 1024
 
 
@@ -68,7 +68,7 @@ class Bystander:
 
 @asynccontextmanager
 async def bystander(gateway: GatewayProcess) -> AsyncIterator[Bystander]:
-    """Request the versions repeatedly, and record the longest time until an answer."""
+    """Send ApiVersions repeatedly, and record the longest time until an answer."""
     seen = Bystander()
     ending = asyncio.Event()
 
@@ -83,14 +83,14 @@ async def bystander(gateway: GatewayProcess) -> AsyncIterator[Bystander]:
     async with asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(ask())
         yield seen
-        # Send one more request, to notice a loop that is still blocked.
+        # Send one more request, so that a still blocked event loop is noticed.
         ending.set()
         await asking
     assert seen.longest_s <= SILENCE_S, f"the gateway answered nobody for {seen.longest_s:.1f} s"
 
 
 async def answer_bytes(gateway: GatewayProcess, frame: bytes) -> int | None:
-    """Return how many bytes the gateway answers to one frame, or None if it closes the connection."""
+    """Send one frame and return the size of the answer in bytes, None if the gateway closes the connection."""
     host, _, port = gateway.bootstrap.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -114,7 +114,7 @@ async def ask(gateway: GatewayProcess, request: Any, version: int) -> Any:
 
 @pytest.fixture(scope="module")
 def guarded(postgres: Databases) -> Iterator[GatewayProcess]:
-    """A gateway with an authorizer and a plain log, whose one client has no permissions."""
+    """A gateway with an authorizer and a log in plain text (not JSON). Its one client has no permissions."""
     with gateways(postgres) as start:
         authorizer = {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"}
         yield start(authorizer, environment={"SLUICE_LOG_FORMAT": "console"}, coordinated=False)
@@ -283,7 +283,7 @@ async def test_a_refused_transactional_id_is_not_kept(gateway: GatewayProcess) -
 
 
 async def test_many_long_keys_delay_no_other_client(gateway: GatewayProcess) -> None:
-    """Send as many keys as one request of eight megabytes holds, all different."""
+    """Send one request of eight megabytes with as many different keys as fit."""
     keys = tuple(f"{number:05}" + "k" * (LONGEST - 5) for number in range(240))
     async with bystander(gateway):
         answer = await ask(gateway, FindCoordinatorRequest(coordinator_keys=keys), 4)

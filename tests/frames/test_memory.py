@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 async def test_memory_stays_bounded_if_clients_read_no_answers(gateway_factory: GatewayFactory) -> None:
-    """Each client has requested sixty-four megabytes forty times. The bound covers what is read for all of them
+    """Each client has requested sixty-four megabytes forty times. The bound covers all records read for all clients
     together.
     """
     grown = await unread_answers(gateway_factory(embedded=True), seconds=6)
@@ -28,7 +28,7 @@ async def test_memory_stays_bounded_if_clients_read_no_answers(gateway_factory: 
 async def test_memory_stays_bounded_if_producers_send_while_postgres_is_stopped(
     gateway_factory: GatewayFactory,
 ) -> None:
-    """Many small frames do not exceed the bound on memory either."""
+    """Many small frames must not exceed the memory bound either."""
     assert_within(await stalled_storage(gateway_factory(embedded=True), seconds=6))
 
 

@@ -1,6 +1,5 @@
-"""Postgres is stopped, or its disk is full, and recovers: the answers of each API in between, in frames.
-
-Each code is one after which stock clients try again, and the batch that they repeat is in the log once.
+"""Postgres is stopped, or its disk is full, and recovers: the answers of each API in between, in frames. After each of
+these error codes stock clients try again. The log has the batch that they repeat once.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ async def postgres(directory: Path) -> AsyncGenerator[EmbeddedPostgres]:
 
 
 async def produce(client: WireClient, topic: str, sequence: int, value: bytes = b"x") -> int:
-    """Produce one batch of the idempotent producer. Return its code."""
+    """Produce one batch of the idempotent producer. Return the error code."""
     records = batch_of(value, producer=(PRODUCER, 0, sequence))
     data = TopicProduceData(name=topic, partition_data=(PartitionProduceData(index=0, records=records),))
     answer = await client.send(ProduceRequest(acks=-1, timeout_ms=30_000, topic_data=(data,)), 9)
@@ -71,8 +70,8 @@ async def end_of(client: WireClient, topic: str) -> tuple[int, int]:
 
 
 def asks(topic: str, member: Member) -> dict[str, Ask]:
-    """Return one request of each kind that needs Postgres, and Metadata, which does not for a topic that the node
-    knows.
+    """Return one request of each kind that needs Postgres, and a Metadata request. Metadata for a topic that the node
+    knows does not need Postgres.
     """
 
     async def fetched(client: WireClient) -> int:
@@ -110,7 +109,7 @@ def asks(topic: str, member: Member) -> dict[str, Ask]:
 
 
 def _on(member: Member, client: WireClient) -> Member:
-    """Return the same member on another connection."""
+    """Return the same group member on another connection."""
     moved = Member(client, member.group_id)
     moved.member_id, moved.generation_id = member.member_id, member.generation_id
     return moved
@@ -132,7 +131,7 @@ AWAY = {
     "Metadata": {ErrorCode.NONE},
     "Metadata of an unknown topic": {ErrorCode.LEADER_NOT_AVAILABLE},
     "ListOffsets": {ErrorCode.NOT_LEADER_OR_FOLLOWER},
-    # The second code is the answer once the node's leases have expired.
+    # A node answers with the second code once its leases have expired.
     "OffsetCommit": {ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR},
     "OffsetFetch": {ErrorCode.NOT_COORDINATOR},
     "InitProducerId": {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS},

@@ -47,7 +47,7 @@ async def list_offset(client: WireClient, topic: str, timestamp: int) -> int:
 
 
 async def emptied(client: WireClient, topic: str) -> None:
-    """Wait until the topic's log starts at its end."""
+    """Wait until the topic's log is empty: its start offset equals its end offset."""
 
     async def ends() -> tuple[int, int]:
         return await list_offset(client, topic, EARLIEST), await list_offset(client, topic, LATEST)
@@ -67,7 +67,7 @@ async def test_retention_keeps_for_ever_for_months_and_by_default(gateway_factor
         for topic in (for_ever, thirty_days, default):
             assert (await produce(client, topic, batch(Record(0, eight_days_ago, b"k", b"v")))).error_code == 0
         await emptied(client, default)
-        # The pass after the one that emptied the default topic has seen all three topics.
+        # The pass that emptied the default topic may not have seen all three topics. The next pass has.
         again = await create(client, "again")
         assert (await produce(client, again, batch(Record(0, eight_days_ago, b"k", b"v")))).error_code == 0
         await emptied(client, again)
@@ -76,8 +76,8 @@ async def test_retention_keeps_for_ever_for_months_and_by_default(gateway_factor
 
 
 async def test_batch_of_a_transaction_that_has_not_begun_is_refused(gateway: GatewayProcess) -> None:
-    """If it were accepted, its records would block read_committed consumers for ever. A client's own markers are
-    refused, too.
+    """If it were accepted, its records would block read_committed consumers for ever. The gateway also refuses markers
+    that a client sends.
     """
     async with await WireClient.connect(gateway.bootstrap) as client:
         topic = fresh("transactional")
@@ -194,7 +194,7 @@ async def test_offset_of_a_zombie_is_refused_and_not_written(gateway: GatewayPro
 
 
 async def test_requests_that_crashed_the_peer_are_answered(gateway: GatewayProcess) -> None:
-    """InitProducerId with an existing id; list settings, extended and shortened; a torn AddPartitionsToTxn."""
+    """InitProducerId with an existing id, longer and shorter lists of settings, and a truncated AddPartitionsToTxn."""
     async with await WireClient.connect(gateway.bootstrap) as client:
         first = await client.send(InitProducerIdRequest(transactional_id=None), 4)
         again = await client.send(

@@ -37,7 +37,7 @@ def commit_of(one: Member, topic: str, offset: int) -> OffsetCommitRequest:
 
 
 def commit_to(one: Member, *topics: tuple[str, int, int]) -> OffsetCommitRequest:
-    """Return a commit of each (topic, partition, offset)."""
+    """Return an OffsetCommit request for each given (topic, partition, offset)."""
     return OffsetCommitRequest(
         group_id=one.group_id,
         generation_id_or_member_epoch=one.generation_id,
@@ -108,8 +108,8 @@ async def test_offset_fetch_behind_a_commit_sees_the_offset(gateway: GatewayProc
 
 
 async def test_pipelined_commits_share_transactions_and_are_answered_in_order(gateway: GatewayProcess) -> None:
-    """The first commit is in Postgres while the others arrive. All commits and the heartbeats between them need two
-    transactions.
+    """The first commit is in Postgres while the others arrive. Two transactions suffice for all these commits, although
+    heartbeats arrive between them.
     """
     topic, group_id = fresh("shared"), fresh("shared")
     async with member(gateway.bootstrap, group_id) as one:
@@ -129,7 +129,7 @@ async def test_pipelined_commits_share_transactions_and_are_answered_in_order(ga
                     beaten = one.client.send_nowait(alive, 4)
                     beaten.add_done_callback(lambda _, number=2 * partition + 1: answered.append(number))
                     waiting += [committed, beaten]
-                # Another connection's request is answered after them, so the node has read them all.
+                # The gateway answers another connection's request only after it has read all the commits.
                 await until_blocked(database)
                 async with await WireClient.connect(gateway.bootstrap) as other:
                     await other.send(everything_of(group_id), 8)

@@ -25,7 +25,7 @@ from tests.wire import WireClient
 
 BYTES = 60_000
 WINDOW_S = 10
-"""Seconds over which a burst counts as a rate."""
+"""Seconds over which the gateway averages a client's rate."""
 
 
 @pytest.fixture

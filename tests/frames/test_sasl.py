@@ -32,7 +32,7 @@ from tests.secured import MECHANISMS, USERS, ScramClient, Secured, authenticate,
 from tests.wire import WireClient, encode_frame
 
 DELAY_S = 0.095
-"""`connection.failed.authentication.delay.ms`, less the time by which a timer may be early."""
+"""The value of `connection.failed.authentication.delay.ms`, minus the time by which a timer may fire early."""
 SALTED = bytes(range(32))
 GENERIC = "Authentication failed during authentication due to invalid credentials with SASL mechanism "
 ALICE = plain_token("alice", USERS["alice"])

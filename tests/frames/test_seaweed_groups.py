@@ -25,8 +25,8 @@ async def test_a_reconnected_client_leaves_no_phantom_when_it_names_itself(gatew
         async with member(gateway.bootstrap, group_id, version=3) as again:
             again.member_id, again.generation_id = first.member_id, first.generation_id
             assert await again.heartbeat() == NONE
-            # The id now belongs to this connection, so an empty id here means that member, and on the old connection a
-            # new member.
+            # The id now belongs to the new connection. So an empty member id on the new connection means that member.
+            # On the old connection it means a new member.
             again.member_id = ""
             assert (await again.join_nowait()).member_id == first.member_id
             first.member_id = ""
@@ -93,7 +93,7 @@ LEAVE_ANSWERS = {
     4: "00 00000000 0000 02 02 6d 00 0019 00 00",
     5: "00 00000000 0000 02 02 6d 00 0019 00 00",
 }
-"""The bytes after the correlation id if member `m`, without an instance id, is unknown."""
+"""Bytes after the correlation id of a LeaveGroup answer. Member `m` has no instance id and is unknown."""
 
 
 @pytest.mark.parametrize("version", range(6))
@@ -110,7 +110,7 @@ async def test_leave_answers_to_the_byte(gateway: GatewayProcess, version: int) 
 
 
 async def test_held_requests_of_one_member_do_not_delay_another(gateway: GatewayProcess) -> None:
-    """One connection waits for minutes; every other one continues."""
+    """One connection's request is held for minutes. Requests on all other connections are answered."""
     group_id, topic = fresh("held"), fresh("topic")
     async with member(gateway.bootstrap, group_id) as first, member(gateway.bootstrap, group_id) as second:
         await create_topic(first.client, topic)

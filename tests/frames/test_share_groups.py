@@ -76,8 +76,8 @@ async def test_records_are_acquired_once_and_settled(gateway: GatewayProcess) ->
 async def test_acquired_ranges_have_the_requested_batch_size(
     gateway: GatewayProcess, size: int, mode: int, expected: list[tuple[int, int]]
 ) -> None:
-    """Range by range as the batches were written (upstream: SharePartition.createBatches). Unlike there, this does not
-    apply if records are limited.
+    """Acquired ranges follow the bounds of the written batches, as in Kafka's SharePartition.createBatches. Unlike
+    Kafka, the gateway does not do so if the request limits the number of records.
     """
     async with scene(gateway) as one:
         for count in (1, 1, 3, 1, 1):
@@ -163,7 +163,7 @@ async def test_aborted_records_beyond_the_window_are_skipped(gateway: GatewayPro
         assert await producer.end(committed=False) == NONE
         await send(one.client, one.topic)
         assert await one.fetch() == [(0, 0, 1)]
-        # While the first record is acquired, the window ends in the hole.
+        # While the first record stays acquired, the window of acquirable records ends inside the gap of the log.
         assert await one.fetch(max_wait_ms=100) == []
         assert await one.fetch((0, 0, ACCEPT), max_wait_ms=5_000) == [(2_502, 2_502, 1)]
 
@@ -178,7 +178,7 @@ async def test_acknowledgement_of_records_of_another_member_is_refused(gateway: 
         assert await one.acknowledge((0, 1, 9)) == ErrorCode.INVALID_REQUEST
         assert await one.acknowledge((0, 1, RENEW)) == ErrorCode.INVALID_REQUEST
         assert await one.acknowledge((0, 1, RENEW), renews=True) == NONE
-        # Every limit of the request must be 0, except the size of batches.
+        # All limits of the request must be 0, except the batch size.
         limits: dict[str, Any] = {"is_renew_ack": True, "max_bytes": 0, "max_records": 0, "min_bytes": 0}
         assert await one.fetch((0, 1, RENEW), **limits) == []
         await one.ask((0, 1, RENEW), **limits, max_wait_ms=1, code=ErrorCode.INVALID_REQUEST)
@@ -351,7 +351,8 @@ async def test_offsets_are_described_altered_and_deleted(gateway: GatewayProcess
         assert await delete() == (NONE, [NONE])
         assert await described() == []
         assert await delete() == (NONE, [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])
-        # A change of offsets creates an unknown share group. For a group of another type it is refused.
+        # Changing the offsets of an unknown share group creates the group. For a group of another type the request is
+        # refused.
         group_id = fresh("nobody")
         assert await alter(1) == NONE
         assert await described() == [(0, 1, 3)]

@@ -47,7 +47,7 @@ COUNTED = frozenset(("1", index) for index in range(4))
 
 
 async def until(instances: list[Instance], done: Callable[[], bool], *, seconds: float = 10.0) -> None:
-    """Let all instances report until `done`. During that time no task has two owners."""
+    """Let all instances send heartbeats until `done` is true. No task may have two owners in that time."""
     async with asyncio.timeout(seconds):
         while not done():
             for each in instances:

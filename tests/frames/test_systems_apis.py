@@ -1,4 +1,4 @@
-"""Requirements of consumer groups: every version, refusals, offsets of simple groups."""
+"""Requests of consumer groups: every version, refusals, and offsets of groups without members."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from tests.wire import WireClient
 
 OK = ErrorCode.NONE
 PRODUCE, END, COMMIT = 12, 5, 5
-"""The first versions of the protocol's second transaction version."""
+"""Versions of Produce, EndTxn and TxnOffsetCommit from which on a client uses transaction.version 2."""
 
 
 @pytest.fixture
@@ -112,7 +112,9 @@ async def test_repeated_end_is_answered_with_the_same_epoch(client: WireClient, 
 
 
 async def test_late_batch_is_not_counted_in_a_later_transaction(client: WireClient, partition: tuple[str, int]) -> None:
-    """The reason for KIP-890: if transactions share one epoch, a late batch cannot be attributed to one of them."""
+    """KIP-890 exists because of this case: if transactions share one epoch, nothing shows to which transaction a late
+    batch belongs.
+    """
     producer = await producer_of(client)
     await write(producer, partition, b"first")
     late = replace(producer, sequences=dict(producer.sequences))
@@ -132,8 +134,9 @@ async def test_late_batch_is_not_counted_in_a_later_transaction(client: WireClie
 async def test_partition_without_the_producer_accepts_its_first_batch_only(
     client: WireClient, partition: tuple[str, int]
 ) -> None:
-    """If the second batch were accepted first, the log would have it first, and refuse the repeated first batch for
-    good."""
+    """If the second batch were accepted first, the log would hold the second batch before the first. The gateway would
+    then refuse the repeated first batch for good.
+    """
     producer = await producer_of(client)
     producer.sequences[partition] = 1
     early = await producer.send(partition, b"second", version=PRODUCE)
@@ -147,7 +150,7 @@ async def test_partition_without_the_producer_accepts_its_first_batch_only(
 async def test_producer_that_enlists_partitions_continues_as_before(
     client: WireClient, partition: tuple[str, int]
 ) -> None:
-    """A client may know the version of Produce and not that of transactions: its sequences continue across
+    """A client may know the new version of Produce but not that of EndTxn. Its sequence numbers then continue across
     transactions.
     """
     producer = await producer_of(client)
@@ -165,7 +168,7 @@ async def test_producer_that_enlists_partitions_continues_as_before(
 async def test_implicit_enlisting_continues_after_an_end_of_version_4(
     client: WireClient, partition: tuple[str, int]
 ) -> None:
-    """A client may learn between two transactions of one epoch that it need not enlist partitions."""
+    """Between two transactions of one epoch, a client may learn that it need not enlist partitions."""
     producer = await producer_of(client)
     for round_ in range(3):
         assert await write(producer, partition, b"%d" % round_) == 2 * round_
@@ -283,7 +286,9 @@ async def test_many_connections_may_begin_a_transaction_concurrently(
 async def test_administrators_marker_needs_a_later_epoch_if_epochs_rise(
     client: WireClient, partition: tuple[str, int]
 ) -> None:
-    """KIP-1228: a marker with the epoch of the written batches does not come from the coordinator."""
+    """KIP-1228: a marker that has the epoch of the written batches comes from an administrator, not from the
+    coordinator.
+    """
     producer = await producer_of(client)
     await write(producer, partition, b"x")
 

@@ -165,9 +165,7 @@ async def test_strangers_are_refused(client: WireClient, version: int) -> None:
 
 
 async def test_repeated_init_producer_id_is_given_the_same_epoch(client: WireClient) -> None:
-    """KIP-360: a producer that names its id and epoch receives one epoch for one request, however
-    often it repeats it.
-    """
+    """KIP-360: a producer that names its id and epoch, and repeats this request, receives the same epoch each time."""
     producer = await producer_of(client)
     again = Transactional(client, producer.transactional_id, producer.producer_id, producer.producer_epoch)
     assert await producer.initialize(itself=True) is OK
@@ -176,7 +174,9 @@ async def test_repeated_init_producer_id_is_given_the_same_epoch(client: WireCli
 
 
 async def test_open_and_ended_transactions_survive_a_kill(gateway_factory: GatewayFactory) -> None:
-    """Open transactions are open, ended ones have ended, and the next answer of EndTxn is the same."""
+    """After a kill, open transactions are still open, and ended ones have ended. A repeated EndTxn
+    gets the same code.
+    """
     gateway = gateway_factory()
     partition = (fresh("kill"), 0)
     async with await WireClient.connect(gateway.bootstrap) as client:
@@ -229,7 +229,7 @@ async def test_each_transaction_of_a_batched_request_succeeds_or_fails_alone(cli
         )
 
     async def ask(*transactions: AddPartitionsToTxnTransaction) -> list[list[ErrorCode]]:
-        """Return the codes of each partition of each transaction, in the order given."""
+        """Return the error code of each partition of each transaction, in the order of the request."""
         answer = await client.send(AddPartitionsToTxnRequest(transactions=transactions), version)
         assert answer.error_code == OK
         named = [(each.transactional_id, [topic.name for topic in each.topics]) for each in transactions]

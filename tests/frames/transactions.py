@@ -35,7 +35,7 @@ Partition = tuple[str, int]
 
 @dataclass
 class Transactional:
-    """One producer on one connection. Its methods return error codes, so that tests can expect any code."""
+    """One producer on one connection. Its methods return error codes, so that a test can expect a code."""
 
     client: WireClient
     transactional_id: str
@@ -44,7 +44,7 @@ class Transactional:
     sequences: dict[Partition, int] = field(default_factory=dict[Partition, int])
 
     async def initialize(self, *, timeout_ms: int = 60_000, version: int = 4, itself: bool = False) -> ErrorCode:
-        """Request a new epoch. `itself`: as the current producer with its id and epoch (KIP-360)."""
+        """Request a new epoch. With `itself`, the request names the producer's current id and epoch (KIP-360)."""
         named: dict[str, Any] = (
             {"producer_id": self.producer_id, "producer_epoch": self.producer_epoch} if itself else {}
         )
@@ -104,7 +104,9 @@ class Transactional:
     async def commit_offset(
         self, group_id: str, partition: Partition, offset: int, version: int = 3, **given: Any
     ) -> ErrorCode:
-        """Commit an offset. `given` is the member that commits for the group, if the version names one."""
+        """Commit an offset in the transaction. `given` is the group member that commits, if the version of the request
+        names one.
+        """
         topic, index = partition
         one = TxnOffsetCommitRequestPartition(partition_index=index, committed_offset=offset, committed_metadata="")
         asked = TxnOffsetCommitRequest(
@@ -118,7 +120,7 @@ class Transactional:
         return ErrorCode((await self.client.send(asked, version)).topics[0].partitions[0].error_code)
 
     async def end(self, *, committed: bool, version: int = 3) -> ErrorCode:
-        """End the transaction. From version 5 on the producer continues with the id and epoch of the answer."""
+        """End the transaction. From version 5 on the answer has the id and epoch with which the producer continues."""
         asked = EndTxnRequest(
             transactional_id=self.transactional_id,
             producer_id=self.producer_id,
@@ -158,14 +160,14 @@ async def fetch(
 
 
 def batches_of(data: PartitionData) -> list[memoryview]:
-    """Return the complete batches of an answer."""
+    """Return the batches in an answer, without a truncated last one."""
     assert isinstance(data.records, bytes | memoryview)
     return split_batches(data.records, fetched=True)
 
 
 def delivered(data: PartitionData, from_offset: int = 0) -> list[tuple[int, bytes | None]]:
-    """Return offset and value of each record that an application receives of an answer: a client's part of
-    read_committed.
+    """Return offset and value of each record that an application with read_committed would receive from an answer. A
+    client leaves out the aborted records.
     """
     begun = sorted((each.first_offset, each.producer_id) for each in data.aborted_transactions or ())
     leaving_out: set[int] = set()

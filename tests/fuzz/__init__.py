@@ -1,1 +1,1 @@
-"""Coverage-guided fuzzing of everything that reads bytes of strangers."""
+"""Coverage-guided fuzzing of all code that reads bytes from other parties."""

@@ -1,8 +1,8 @@
 """Fuzz the readers: `python -m tests.fuzz [--seconds 60] [--only TARGET …] [--runs N]`.
 
-Each target runs in a process of its own under atheris, which steers by coverage, and starts with valid messages
-(`seeds.py`). Inputs that reach new code are kept in `.fuzz/TARGET`, which is not committed. Exit code 1 if a target
-raised an error that no reader documents; the input lies in `.fuzz/TARGET-crash-…` then.
+Each target runs in a process of its own under atheris, which chooses inputs by coverage, and starts with valid messages
+(`seeds.py`). Inputs that reach new code are kept in `.fuzz/TARGET`, which is not committed. The exit code is 1 if a
+target raised an error that no reader documents. The input is then in `.fuzz/TARGET-crash-…`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Inputs from which fuzzing starts: valid messages, made by our own writers, so no corpus has to be kept."""
+"""Inputs from which fuzzing starts. They are valid messages that our own writers make, so the repository keeps no
+corpus.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from tests.protocol.values import message_value
 
 
 def seeds(target: str) -> Iterator[bytes]:
-    """Yield the first inputs of a target; none for targets that find their own."""
+    """Yield the first inputs of a target. Some targets need none."""
     match target:
         case "requests":
             yield from (number.to_bytes(2) + body for number, body in enumerate(_requests()))

@@ -1,7 +1,7 @@
 """Fuzz targets: functions of bytes that return if the product kept its promise, and raise if it did not.
 
-The one idea: a target catches the errors that a reader documents, and nothing else. So any other error is a finding.
-Where two readers or a reader and a writer exist, the target compares them.
+The one idea: a target catches only the errors that a reader documents. So any other error is a finding. If two readers
+exist, or a reader and a writer, the target compares them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CRC_AT, CRC_BEGINS_AT = 17, 21
 
 
 def frames(data: bytes) -> None:
-    """Frames are the same, however the bytes of a connection are cut."""
+    """Splitting a connection's bytes into frames gives the same frames, however the bytes arrive."""
     splitter = FrameSplitter(MAX_FRAME_BYTES, bytearray(64))
     found: list[bytes] = []
     position = 0
@@ -80,7 +80,7 @@ REQUESTS = [
 
 
 def requests(data: bytes) -> None:
-    """A request that can be read is written and read again as the same value."""
+    """A request that can be decoded equals itself after it is encoded and decoded again."""
     if len(data) < 2:
         return
     key, version = REQUESTS[int.from_bytes(data[:2]) % len(REQUESTS)]
@@ -93,7 +93,7 @@ def requests(data: bytes) -> None:
 
 
 def headers(data: bytes) -> None:
-    """The header of a request, with the request behind it."""
+    """The header of a request, followed by the request."""
     try:
         header, position = decode_request_header(data)
         decode_request(header.api_key, header.api_version, data, position)
@@ -105,9 +105,8 @@ _CONFIG = TopicConfig()
 
 
 def batches(data: bytes) -> None:
-    """Both readers of a batch see the same records, and the validator accepts no batch that one of them cannot read.
-
-    The magic and the CRC are put right, because no mutation would hit them.
+    """Both readers of a batch return the same records. The validator accepts no batch that one of them cannot read. The
+    target corrects the magic and the CRC, because mutations would hardly ever produce correct ones.
     """
     batch = bytearray(data)
     if len(batch) >= BATCH_HEAD_BYTES:
@@ -131,7 +130,7 @@ def batches(data: bytes) -> None:
 
 
 def consumer_protocol(data: bytes) -> None:
-    """A subscription and an assignment are written as they were read."""
+    """A subscription and an assignment that can be decoded are encoded to an equal value."""
     for read, write in ((decode_subscription, encode_subscription), (decode_assignment, encode_assignment)):
         try:
             value: Any = read(data)
@@ -145,7 +144,7 @@ _KNOWN = decoy("user", ScramMechanism.SHA_256, b"secret")
 
 
 def sasl(data: bytes) -> None:
-    """No message proves knowledge of a password that does not exist."""
+    """No message can prove that the client knows a password that does not exist."""
     first, _, final = data.partition(b"\0")
     try:
         server = ScramServer(parse_client_first(first), _KNOWN)
@@ -162,7 +161,7 @@ _EXPECTED = Expected(frozenset({"sluice"}), None, 30, "scope", "sub")
 
 
 def tokens(data: bytes) -> None:
-    """A token, its claims and a set of keys."""
+    """A token, its claims and a key set are read."""
     with suppress(TokenError):
         check_claims(parse_token(data.decode("latin-1")), _EXPECTED, NOW_MS / 1000)
     with suppress(ValueError):
@@ -170,7 +169,7 @@ def tokens(data: bytes) -> None:
 
 
 def acls(data: bytes) -> None:
-    """A filter that can match one ACL only matches this one, and a host lies in the ranges that contain it."""
+    """A filter for exactly one ACL matches only this ACL. A host is in the ranges that contain it."""
     parts = data.decode("utf-8", "replace").split("\n")
     parts += [""] * (6 - len(parts))
     code = data[0] if data else 0
@@ -192,7 +191,7 @@ _RULES = parse_rules(r"RULE:^CN=([^,]+),OU=(.*)$/$1@$2/L, RULE:(a+)(b?)/$2$1/U, 
 
 
 def names(data: bytes) -> None:
-    """The subject of a certificate, and the user's name that rules make of it."""
+    """The subject of a certificate is read, and rules turn it into a user name."""
     with suppress(UnusableNameError):
         subject(data)
     with suppress(UnusableNameError):

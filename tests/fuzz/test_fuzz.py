@@ -1,4 +1,4 @@
-"""A short run of each target: valid messages are read, and inputs near them break nothing."""
+"""A short run of each target: valid messages are read, and mutated ones cause no undocumented error."""
 
 from __future__ import annotations
 

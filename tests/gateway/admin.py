@@ -1,7 +1,7 @@
 """A node's admin side without sockets: real stores on the test's own Postgres, and requests that pass the codec.
 
-Every request is encoded and decoded at its version before the handler sees it, and so is the answer, so that a test
-reads what a client of that version would.
+Every request is encoded and decoded at its version before the handler sees it. So is the answer, so that a test reads
+what a client of that version would.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class AdminNode:
         listener: str = "PLAINTEXT",
         role: Role = Role.BROKER,
     ) -> Any:
-        """Return the answer as a client of this version reads it."""
+        """Send the request and return the answer as a client of this version reads it."""
         received = decode_request(api_key, version, b"".join(bytes(chunk) for chunk in encode(request, version)))
         context = RequestContext(
             api_key,

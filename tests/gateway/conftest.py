@@ -1,4 +1,4 @@
-"""The gateway's tests run on the event loop that the gateway runs on."""
+"""The event loop of the gateway's tests: the same implementation that the gateway uses."""
 
 from __future__ import annotations
 

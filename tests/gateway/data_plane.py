@@ -66,7 +66,7 @@ FIRST_VERSION_WITH_IDS = 13
 
 
 class LongKnown(Membership):
-    """The membership of a node that every other node has known for a long time."""
+    """The membership of a node that all other nodes have known for a long time."""
 
     @property
     def known_since_s(self) -> float:
@@ -74,7 +74,7 @@ class LongKnown(Membership):
 
 
 class Relay:
-    """Passes appends on to a listener that a test may replace."""
+    """Forwards notifications of appends to a listener that a test may replace."""
 
     def __init__(self) -> None:
         self.listener = NO_LISTENER
@@ -87,7 +87,7 @@ class Relay:
 
 
 class Hears:
-    """A listener made of functions."""
+    """A listener built from functions."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class DataPlane:
         self.commits: list[tuple[int, int]] = []
         self.appends, self.markers = Relay(), Relay()
         self.outcomes: list[str] = []
-        """How transactions ended."""
+        """Results of ended transactions."""
         self.settled: Callable[[PartitionKey], Callable[[], bool]] = lambda key: lambda: True
         self.appender = Appender(
             self.log,
@@ -192,7 +192,7 @@ class DataPlane:
         version: int = PRODUCE_VERSION,
         connection_id: str = "connection",
     ) -> PartitionProduceResponse:
-        """Produce one batch to one partition, acks=all."""
+        """Produce one batch to one partition with acks=all."""
         request = produce_request([(topic, partition, records)])
         response = await produce(request, self.context(ApiKey.PRODUCE, version, connection_id))
         assert response is not None
@@ -201,13 +201,13 @@ class DataPlane:
     async def send_all(
         self, batches: Sequence[tuple[Topic | str, int, bytes | bytearray | None]], *, version: int = PRODUCE_VERSION
     ) -> list[PartitionProduceResponse]:
-        """Produce several batches in one request; return the answers in its order."""
+        """Produce several batches in one request. Return their answers in the same order."""
         response = await produce(produce_request(batches), self.context(ApiKey.PRODUCE, version))
         assert isinstance(response, ProduceResponse)
         return [partition for topic in response.responses for partition in topic.partition_responses]
 
     async def fill(self, topic: Topic, sizes: Iterable[int], *, partition: int = 0) -> list[int]:
-        """Produce batches of one record, each of exactly these bytes; return their offsets."""
+        """Produce batches of one record, each of exactly this size. Return their offsets."""
         offsets: list[int] = []
         for size in sizes:
             answer = await self.send(topic, batch_of_size(size), partition=partition)
@@ -312,7 +312,7 @@ async def locked_partition(url: str, key: PartitionKey) -> AsyncGenerator[asyncp
 
 
 async def terminate_backends(connection: asyncpg.Connection) -> None:
-    """Close every other connection to this database, as a crash of Postgres would."""
+    """Close every other connection to this database, as a crash of Postgres does."""
     await connection.execute(
         "select pg_terminate_backend(pid) from pg_stat_activity "
         "where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'"
@@ -380,7 +380,7 @@ def batch_of(
 
 
 def batch_of_size(size_bytes: int) -> bytes:
-    """Return a batch of one record, of exactly this many bytes in all (from 200)."""
+    """Return a batch of one record with a total size of exactly this many bytes (at least 200)."""
     overhead = len(batch_of(b"x" * 1000)) - 1000
     batch = batch_of(b"x" * (size_bytes - overhead))
     if len(batch) != size_bytes:
@@ -407,7 +407,7 @@ def at(
 
 
 def raw(part: PartitionData) -> bytes:
-    """Return the records field as the client receives it."""
+    """Return the records field of an answer as the client receives it."""
     records = part.records
     if isinstance(records, tuple):
         return b"".join(bytes(chunk) for chunk in records)

@@ -1,4 +1,6 @@
-"""A node's group half on a real Postgres, without sockets: stores, leases, runner, and handlers called by values."""
+"""The parts of a node that serve groups, on a real Postgres and without sockets: stores, leases, runner, and handlers
+that tests call directly.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,7 @@ class Clock:
 
 @dataclass
 class LeaseNews:
-    """The way from the leases to the groups, which a test may cut."""
+    """Passes news of leases on to the groups. A test may interrupt it."""
 
     groups: Groups
     is_cut: bool = False
@@ -127,7 +129,7 @@ class GroupNode:
         return Member(self.groups, group_id, ConnectionId(connection_id), **given)
 
     async def stored(self, group_id: str) -> Group | None:
-        """Return the classic group as its rows are at this moment, which the read does not change."""
+        """Return the classic group as stored now. The read itself changes nothing."""
         rows = await self.database.hot.fetch(
             "select g.*, m.member_id, m.document as member from consumer_group g left join group_member m "
             "using (group_id) where group_id = $1",
@@ -154,7 +156,7 @@ class GroupNode:
         client_id: str | None = "client",
         listener: str = "PLAINTEXT",
     ) -> Any:
-        """Return what a client gets for `request`: encoded, decoded, handled, encoded and decoded at `version`."""
+        """Send `request` at `version` through the codec and the handler, and return the answer as a client reads it."""
         api_key = message_schema(type(request)).api_key
         decoded = codec.decode_request(api_key, version, b"".join(codec.encode(request, version)))
         context = RequestContext(
@@ -174,8 +176,8 @@ class GroupNode:
 async def group_node(
     url: str, *, port: int = 9092, settings: Settings = QUICK, statement_timeout_ms: int = 10_000, **given: Any
 ) -> AsyncGenerator[GroupNode, None]:
-    """Run a node that holds every lease that no other node has. Leaving the context is a kill: nothing is drained or
-    released.
+    """Run a node that holds every lease that no other node holds. At the end of the context the node is killed: nothing
+    is drained or released.
     """
     database = await Database.open(url, statement_timeout_ms=statement_timeout_ms)
     try:
@@ -211,7 +213,9 @@ async def group_node(
 
 
 async def forget_everything(url: str) -> None:
-    """Empty a database that the tests of a module share: creating one costs more than most of them."""
+    """Empty a database that the tests of a module share, because creating a database takes longer than most of these
+    tests.
+    """
     connection = await asyncpg.connect(url, server_settings={"search_path": "sluice"})
     try:
         await connection.execute("truncate consumer_group, topic cascade")
@@ -220,7 +224,7 @@ async def forget_everything(url: str) -> None:
 
 
 class Member:
-    """One member's requests as coordinator events, each through `Groups.submit`."""
+    """One member whose requests become coordinator events. Each goes through `Groups.submit`."""
 
     def __init__(
         self,
@@ -251,7 +255,7 @@ class Member:
         self.members: tuple[MemberId, ...] = ()
 
     def join(self) -> asyncio.Task[JoinReply]:
-        """Submit a join before returning, as version 3, so that no second step for an id is needed."""
+        """Submit a join before returning. It has version 3, in which the coordinator does not first return an id."""
         answer = self.groups.submit(
             self.group_id,
             JoinGroup(
@@ -340,8 +344,8 @@ async def reply_of(answer: Any) -> Any:
 
 
 async def settle(*members: Member) -> None:
-    """Bring all members into one Stable generation. The first of them leads, and each assignment is the member's own
-    id.
+    """Bring all members into one Stable generation. The first member leads, and each member's
+    assignment is its own id.
     """
     first, *others = members
     assert (await first.join()).error is ErrorCode.NONE
@@ -372,7 +376,7 @@ async def locked_group(url: str, group_id: str) -> AsyncGenerator[asyncpg.Connec
 
 
 async def write_is_waiting(connection: asyncpg.Connection) -> None:
-    """Return once another connection waits for a lock that `connection` holds."""
+    """Wait until another connection waits for a lock that `connection` holds."""
     waiting = "select exists (select from pg_stat_activity where pg_backend_pid() = any (pg_blocking_pids(pid)))"
 
     async def is_waiting() -> bool:
@@ -382,7 +386,7 @@ async def write_is_waiting(connection: asyncpg.Connection) -> None:
 
 
 async def lose_lease(node: GroupNode, group_id: str) -> None:
-    """Let another node take the lease of the group's shard, and this node learn of it."""
+    """Let another node acquire the lease of the group's shard, and let this node learn of that."""
     other = await NodeStore(node.database).register("other:9092", {"PLAINTEXT": ("other", 9092)}, None, 60_000)
     await node.database.hot.fetch(
         "update coordinator_lease"

@@ -1,4 +1,4 @@
-"""A whole node: what an operator sees, and how it ends."""
+"""A whole node: what an operator sees of it, and how it ends."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_health_version_and_metrics(gateway: GatewayProcess) -> None:
     status, links = get(gateway, "/")
     assert status == 200
     assert re.findall(r'href="([^"]+)"', links) == ["/metrics", "/livez", "/readyz", "/version"]
-    # A node's jobs start a moment after its first answer.
+    # A node's background jobs start a moment after its first answer.
     wait_for(lambda: sample(get(gateway, "/metrics")[1], "sluice_exporter_up") == 1)
     status, text = get(gateway, "/metrics")
     assert status == 200
@@ -245,7 +245,7 @@ async def test_each_listener_shows_its_own_address_of_every_node(
             "listener.security.protocol.map": "INSIDE:PLAINTEXT,OUTSIDE:PLAINTEXT",
         }
         gateway_factory(settings, database_url=database_url)
-    # The node that started last knows both nodes.
+    # The node that started last knows of both nodes.
     for port, told in ((inside, {ports[0], ports[2]}), (outside, {ports[1], ports[3]})):
         client = await WireClient.connect(f"127.0.0.1:{port}")
         answer = await client.send(MetadataRequest(), 13)
@@ -292,7 +292,7 @@ async def test_controller_listener_serves_the_controllers_apis(
         mismatched = await client.send(DescribeClusterRequest(endpoint_type=2), 1)
         assert mismatched.error_code == ErrorCode.MISMATCHED_ENDPOINT_TYPE
         await client.close()
-    # The node that started last knows both nodes.
+    # The node that started last knows of both nodes.
     client = await WireClient.connect(f"127.0.0.1:{broker}")
     assert {each.port for each in (await client.send(MetadataRequest(), 13)).brokers} == {broker, alone}
     assert {each.port for each in (await client.send(DescribeClusterRequest(), 1)).brokers} == {broker, alone}

@@ -154,7 +154,7 @@ def test_an_absent_database_is_one_line_and_exit_code_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.building.database.DATABASE_PATIENCE_S", 0.0)
-    # Otherwise the command would bind the suite's loggers to this test's captured stderr.
+    # Otherwise the command would redirect the loggers of all tests to this test's captured stderr.
     monkeypatch.setattr("gateway.serve.logs.configure", lambda log_format, level, node: None)
     url = "postgresql://nobody:secret@127.0.0.1:1/none"
     code = main(["serve", "--database-url", url, "--listen", "127.0.0.1:0", "--metrics-listen", "off"])
@@ -245,7 +245,7 @@ def test_decode_shows_a_response(capsys: pytest.CaptureFixture[str]) -> None:
 
 def packet_dump(payload: bytes, *, ipv6: bool) -> str:
     """Return a packet as `tcpdump -X` prints it."""
-    tcp = bytes(12) + b"\x80" + bytes(19) + payload  # 32 bytes of header
+    tcp = bytes(12) + b"\x80" + bytes(19) + payload  # a header of 32 bytes: IPv4 with four bytes of options
     head = bytearray(b"\x60" + bytes(39) if ipv6 else b"\x46" + bytes(23))  # IPv4 with four bytes of options
     if ipv6:
         head[4:6], head[6] = len(tcp).to_bytes(2, "big"), 6

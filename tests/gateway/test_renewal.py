@@ -51,7 +51,7 @@ def failed_passes(gateway: GatewayProcess) -> float:
 
 
 def test_replaced_certificate_file_serves_new_connections(gateway_factory: GatewayFactory, tmp_path: Path) -> None:
-    """A file that cannot be used changes nothing, and the node says so."""
+    """A file that cannot be used changes nothing, and the node logs that."""
     authority = Authority(tmp_path, "authority")
     first, second, third = (authority.issue("/CN=localhost") for _ in range(3))
     whole, key, chain = (tmp_path / name for name in ("tls.pem", "tls.key", "tls.crt"))
@@ -82,7 +82,7 @@ def test_replaced_certificate_file_serves_new_connections(gateway_factory: Gatew
 
 
 def _lines(directory: Path, key: Path, chain: Path) -> Path:
-    """Write a file of settings with key and chain as text, one line each."""
+    """Write a settings file that contains key and certificate chain as text, each on one line."""
     path = directory / "settings"
     name = "listener.name.other.ssl.keystore"
     texts = {f"{name}.key": key, f"{name}.certificate.chain": chain}
@@ -136,7 +136,7 @@ async def test_start_with_a_refused_login_ends_without_waiting(database_url: str
 
 
 async def test_login_that_is_refused_later_is_transient(database_url: str) -> None:
-    """A new password may reach the file with the URL later than Postgres. Clients ask again in the meantime."""
+    """A new password may reach Postgres before it reaches the file with the URL. Clients retry in the meantime."""
     parts = urlsplit(database_url)
     urls = [database_url]
 
@@ -158,7 +158,7 @@ async def test_login_that_is_refused_later_is_transient(database_url: str) -> No
 async def test_new_connections_use_the_url_that_the_file_holds_then(
     gateway_factory: GatewayFactory, database_url: str, tmp_path: Path
 ) -> None:
-    """An unusable file leaves the last URL in use."""
+    """If the file is unusable, the last URL stays in use."""
     path = tmp_path / "url"
     path.write_text(database_url + "\n")
     gateway = gateway_factory(embedded=True, environment={"SLUICE_DATABASE_URL_FILE": str(path)})

@@ -1,4 +1,4 @@
-"""The wiring of a node: parts receive what they need when they are made."""
+"""How the parts of a node are connected: each part receives what it needs when it is made."""
 
 from __future__ import annotations
 

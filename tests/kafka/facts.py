@@ -1,8 +1,8 @@
 """`python -m tests.kafka.facts`: write down the facts of Apache Kafka that tests compare ours with.
 
-The one idea: the version stands in `pom.xml` alone. Message schemas are read from the client's jar. `Facts.java` prints
-what only Kafka's classes know: error codes, features and a broker's settings. The files hold facts only, and no
-sentence of Kafka's.
+The one idea: only `pom.xml` names the version. Message schemas are read from the client's jar. `Facts.java` prints
+facts that only Kafka's classes contain: error codes, features and a broker's settings. The files hold facts only, and
+no text of Kafka's.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _EMBEDDED = {
 
 
 def schemas(jar: Path) -> dict[str, dict[str, Any]]:
-    """Return every message that Kafka declares, as its client's jar has it."""
+    """Return the schema of every message that Kafka declares, from its client's jar."""
     found: dict[str, dict[str, Any]] = {}
     with zipfile.ZipFile(jar) as archive:
         for name in archive.namelist():
@@ -51,7 +51,7 @@ def schemas(jar: Path) -> dict[str, dict[str, Any]]:
 
 
 def apis(messages: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return every API that a broker or a controller answers, in the order of its keys."""
+    """Return every API that a broker or a controller serves, in the order of its keys."""
     requests = [
         schema
         for schema in messages.values()
@@ -77,8 +77,9 @@ def clients_messages(messages: dict[str, dict[str, Any]]) -> Iterator[dict[str, 
 
 
 def facts_of(schema: Any) -> Any:
-    """Return the parts of a schema that decide its bytes, without comments and without hints for Kafka's own
-    classes."""
+    """Return the parts of a schema that determine a message's bytes, without comments and without hints for Kafka's own
+    classes.
+    """
     match schema:
         case dict():
             parts: dict[str, Any] = schema
@@ -91,7 +92,7 @@ def facts_of(schema: Any) -> Any:
 
 
 def printed() -> dict[str, list[list[str]]]:
-    """Return what `Facts.java` prints: kind → the parts of each of its lines."""
+    """Return the output of `Facts.java`: for each kind of fact, its lines split into parts."""
     done = subprocess.run(
         ["java", "-cp", f"{LIBRARIES}/*", str(PROGRAM)],
         check=True,
@@ -108,7 +109,7 @@ def printed() -> dict[str, list[list[str]]]:
 
 
 def write_lines(path: Path, opening: str, lines: Iterable[str], closing: str) -> None:
-    """Write one fact a line, so that the differences of another version are readable."""
+    """Write one fact per line, so that the differences between two versions are readable."""
     path.write_text(f"{opening}\n" + ",\n".join(lines) + f"\n{closing}\n")
 
 

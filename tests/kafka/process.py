@@ -1,7 +1,7 @@
 """Apache Kafka as a process beside the gateway, with the same verbs: start, stop, kill, restart.
 
-The one idea: a test can ask Kafka what it asks a gateway, so it finds real differences. One node is broker and
-controller. Its jars come from Maven Central once and are kept in .compat/kafka.
+The one idea: a test can send the same requests to Kafka and to a gateway, so it finds real differences. One node is
+broker and controller. Its jars come from Maven Central once and are kept in .compat/kafka.
 """
 
 from __future__ import annotations
@@ -42,12 +42,15 @@ ONE_NODE: Mapping[str, str] = {
     "group.coordinator.rebalance.protocols": "classic,consumer,streams,share",
 }
 SYNCED: Mapping[str, str] = {"log.flush.interval.messages": "1"}
-"""Every batch is on disk before it is acknowledged, as with a gateway. Kafka's default leaves it to the page cache."""
+"""Settings with which every batch is on disk before it is acknowledged, as with a gateway. By default Kafka leaves
+batches in the page cache.
+"""
 
 
 def assemble(pom: Path = POM, libraries: Path = LIBRARIES) -> str:
-    """Fetch the jars that a pom names if they are absent, and return its version of Kafka. Needs mvn;
-    CalledProcessError if it fails."""
+    """Fetch the jars that a pom names if they are missing, and return the pom's version of Kafka. This needs mvn. Raise
+    CalledProcessError if it fails.
+    """
     complete = libraries.parent / "complete"
     wanted = pom.read_text()
     if not complete.exists() or complete.read_text() != wanted:
@@ -68,15 +71,15 @@ def assemble(pom: Path = POM, libraries: Path = LIBRARIES) -> str:
 
 
 def java(main_class: str, *arguments: str, options: Sequence[str] = (), libraries: Path = LIBRARIES) -> list[str]:
-    """Return the command that runs a class of Kafka's jars. Its tools are classes too."""
+    """Return the command that runs a class from Kafka's jars. Kafka's tools are classes too."""
     return ["java", *options, "-cp", f"{libraries}/*", main_class, *arguments]
 
 
 class KafkaProcess:
-    """One Kafka node on a free port. `settings` are its broker's, over those of a single node.
+    """One Kafka node on a free port. `settings` override the settings of a single node.
 
-    A cluster of several is a `controller`, which serves no clients, and brokers `of` it. A broker gives clients the
-    address in `advertise`, and other brokers use a listener of their own.
+    A cluster of several nodes has a `controller`, which serves no clients, and brokers that are `of` this controller. A
+    broker gives clients the address in `advertise`, and other brokers use a listener of their own.
     """
 
     def __init__(
@@ -126,7 +129,7 @@ class KafkaProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._formatted = False
         self._log_bytes = 0
-        """Position at which the lines of this start begin in the log that restarts share."""
+        """Position in the log where this start's lines begin. Restarts append to the same log."""
 
     @property
     def pid(self) -> int:
@@ -138,7 +141,7 @@ class KafkaProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start the node and wait until it serves. AssertionError with the end of the log if that fails."""
+        """Start the node and wait until it serves. If that fails, raise AssertionError with the end of the log."""
         assert not self.running
         with self.log_path.open("ab") as log:
             if not self._formatted:
@@ -171,8 +174,9 @@ class KafkaProcess:
         self._formatted = True
 
     def _storage_tool(self, *arguments: str, log: IO[bytes]) -> bytes:
-        """Run the storage tool and return its output. While it runs, it is this node's process, so that `close` can end
-        it."""
+        """Run the storage tool and return its output. While the tool runs, it counts as this node's process, so that
+        `close` can end it.
+        """
         self._process = subprocess.Popen(
             java("kafka.tools.StorageTool", *arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
         )
@@ -184,8 +188,9 @@ class KafkaProcess:
         return said
 
     def _is_unfenced(self) -> bool:
-        """Return whether the broker is unfenced. It accepts connections a moment before its controller lets it lead
-        partitions."""
+        """Return whether the broker is unfenced. A broker accepts connections a moment before its controller lets it
+        lead partitions.
+        """
         with self.log_path.open("rb") as log:
             log.seek(self._log_bytes)
             return b"Kafka Server started" in log.read()

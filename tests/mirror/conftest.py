@@ -1,4 +1,4 @@
-"""Clusters to copy from and to: two of gateways, and Apache Kafka."""
+"""Clusters for mirror tests: two clusters of gateways, and Apache Kafka."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EAGER_CLEANER = {"log.cleaner.backoff.ms": "100", "log.segment.delete.delay.ms":
 
 @pytest.fixture(scope="module")
 def clusters(postgres: Databases) -> Iterator[tuple[GatewayProcess, GatewayProcess]]:
-    """A source and a target, each with a database of its own."""
+    """A source and a target cluster, each with a database of its own."""
     with gateways(postgres) as factory:
         yield factory(), factory()
 
@@ -34,7 +34,7 @@ def target(clusters: tuple[GatewayProcess, GatewayProcess]) -> GatewayProcess:
 
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of an Apache Kafka."""
+    """The address of an Apache Kafka node."""
     assemble()
     process = KafkaProcess(Path(tmp_path_factory.mktemp("kafka")), settings=EAGER_CLEANER)
     try:

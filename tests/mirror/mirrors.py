@@ -1,4 +1,4 @@
-"""Run `sluice mirror` as a user does, and read both sides."""
+"""Run `sluice mirror` as a user does, and read both clusters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Seen(NamedTuple):
 
 
 def words(source: str, target: GatewayProcess, *more: str) -> list[str]:
-    """Return the command line of a mirror into a gateway's database."""
+    """Return the command line of a mirror that writes into a gateway's database."""
     assert target.database_url is not None
     return [
         *(sys.executable, "-m", "gateway.cli", "mirror", "--from", source, "--to", target.bootstrap),
@@ -68,14 +68,14 @@ def mirror_once(source: str, target: GatewayProcess, *more: str) -> dict[str, An
 
 
 def try_once(source: str, target: GatewayProcess, *more: str) -> tuple[int, str, str]:
-    """Return the exit code and what was printed."""
+    """Run the mirror. Return its exit code and its output."""
     process = start(source, target, "--once", "--json", *more)
     report, said = process.communicate(timeout=TIMEOUT_S)
     return process.returncode, report, said
 
 
 def read_partition(bootstrap: str, topic: str, partition: int = 0, **settings: Any) -> list[Seen]:
-    """Return the committed records of a partition, up to its present last stable offset."""
+    """Return the committed records of a partition, up to its current last stable offset."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -108,7 +108,7 @@ def read_partition(bootstrap: str, topic: str, partition: int = 0, **settings: A
 
 
 def watermarks(bootstrap: str, topic: str, partition: int = 0) -> tuple[int, int]:
-    """Return the first and the next offset."""
+    """Return the log's first offset and its next offset."""
     consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": uuid.uuid4().hex})
     try:
         return consumer.get_watermark_offsets(confluent_kafka.TopicPartition(topic, partition), 30)
@@ -117,7 +117,7 @@ def watermarks(bootstrap: str, topic: str, partition: int = 0) -> tuple[int, int
 
 
 def cluster(bootstrap: str) -> Cluster:
-    """Return a client as commands use it."""
+    """Return a cluster client of the kind that commands use."""
     host, _, port = bootstrap.partition(":")
     return Cluster([(host, int(port))], timeout_s=30)
 
@@ -145,7 +145,7 @@ def committed(bootstrap: str, group: str, *places: tuple[str, int]) -> list[int]
 def fill(bootstrap: str, topic: str, partition: int, count: int, **settings: object) -> None:
     """Produce records with keys, headers and timestamps of their own."""
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, **settings})
-    first_ms = time.time_ns() // 1_000_000 - count * 1000  # so young that retention keeps them
+    first_ms = time.time_ns() // 1_000_000 - count * 1000  # so recent that retention keeps the records
     for number in range(count):
         producer.produce(
             topic,
@@ -173,7 +173,7 @@ def transact(bootstrap: str, topic: str, values: list[bytes], *, commits: bool) 
 
 
 def consume(bootstrap: str, topic: str, group: str, count: int) -> list[int | None]:
-    """Read so many records as a member of the group, commit, and return their offsets."""
+    """Read this many records as a member of the group, commit, and return their offsets."""
     consumer = confluent_kafka.Consumer(
         {"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False}
         | {"auto.offset.reset": "earliest"}

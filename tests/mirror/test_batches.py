@@ -1,4 +1,4 @@
-"""Batches for another log, as values."""
+"""Batches that are rewritten for another log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster is mirrored into a gateway: every record keeps its offset, and a mirror that dies goes on."""
+"""A cluster is mirrored into a gateway. Every record keeps its offset, and a killed mirror continues."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_second_run_copies_only_what_is_new(source: str, target: GatewayProces
     topic = create_topic(source, 1)
     fill(source, topic, 0, 100)
     mirror_once(source, target, "--topics", topic)
-    assert len(read_partition(target.bootstrap, topic)) == 100  # the target's node knows an end of the log by now
+    assert len(read_partition(target.bootstrap, topic)) == 100  # by now the target's node knows the end of a log
     fill(source, topic, 0, 50)
     report = mirror_once(source, target, "--topics", topic)
     assert (report["partitions"][0]["from"], report["partitions"][0]["to"]) == (100, 150)
@@ -226,7 +226,7 @@ def _copied(target: GatewayProcess, topic: str) -> int:
     try:
         return sum(watermarks(target.bootstrap, topic, partition)[1] for partition in range(4))
     except confluent_kafka.KafkaException:
-        return 0  # not created yet
+        return 0  # the topic does not exist yet
 
 
 def test_a_following_mirror_copies_what_arrives(source: str, target: GatewayProcess) -> None:
@@ -275,7 +275,7 @@ def test_a_waiting_consumer_receives_mirrored_records(source: str, target: Gatew
         consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
         assert len(consumer.consume(10, 30)) == 10
         fill(source, topic, 0, 1)
-        mirror_once(source, target, "--topics", topic)  # the consumer's fetch waits at the end of the log by now
+        mirror_once(source, target, "--topics", topic)  # by now the consumer's fetch waits at the end of the log
         assert len(consumer.consume(1, 10)) == 1
     finally:
         consumer.close()
@@ -288,5 +288,5 @@ def _wait_for_end(target: GatewayProcess, topic: str, end: int) -> None:
             if watermarks(target.bootstrap, topic)[1] >= end:
                 return
         except confluent_kafka.KafkaException:
-            pass  # not created yet
+            pass  # the topic does not exist yet
         assert time.monotonic() < deadline, f"{topic} did not reach {end}"

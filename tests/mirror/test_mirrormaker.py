@@ -1,4 +1,4 @@
-"""MirrorMaker 2 copies topics, settings and groups' offsets between Apache Kafka and a gateway, both ways."""
+"""MirrorMaker 2 copies topics, settings and groups' offsets between Apache Kafka and a gateway, in both directions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.long, needs_kafka]
 POM = Path(__file__).parent / "mirrormaker-pom.xml"
 LIBRARIES = ROOT / ".compat" / "mirrormaker" / "libs"
 MIRROR_SECONDS = 180.0
-"""A bound on what takes MirrorMaker about ten seconds on a machine without load."""
+"""Time limit for MirrorMaker, which takes about ten seconds on an idle machine."""
 
 PROPERTIES = """\
 clusters = kafka, sluice
@@ -60,7 +60,7 @@ def sluice(gateway_factory: GatewayFactory) -> str:
 
 @pytest.fixture
 def prefix(kafka: str, sluice: str, tmp_path: Path) -> Iterator[str]:
-    """The beginning of the names of topics and groups that a running MirrorMaker copies."""
+    """Common prefix of the topics and groups that a running MirrorMaker copies."""
     assemble(POM, LIBRARIES)
     prefix, settings, log = f"m-{uuid.uuid4().hex[:8]}-", tmp_path / "mm2.properties", tmp_path / "mm2.log"
     settings.write_text(PROPERTIES.format(kafka=kafka, sluice=sluice, prefix=prefix))

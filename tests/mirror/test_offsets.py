@@ -1,4 +1,4 @@
-"""Offsets of a source and where their records lie in a target without gaps."""
+"""Offsets in a source, and the offsets of the same records in a target without gaps."""
 
 from __future__ import annotations
 

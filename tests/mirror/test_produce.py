@@ -1,4 +1,4 @@
-"""A mirror that appends by Produce, as to any broker."""
+"""A mirror that appends by Produce requests, as to any broker."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_log_goes_back_to_the_cluster_that_it_came_from(source: str, target: G
     topic = create_topic(source, 1)
     fill(source, topic, 0, 50)
     mirror_once(source, target, "--topics", topic)
-    fill(target.bootstrap, topic, 0, 25)  # producers have moved
+    fill(target.bootstrap, topic, 0, 25)  # by now producers write to the target
     _mirror_back(source, target, topic)
     assert read_partition(source, topic) == read_partition(target.bootstrap, topic)
     assert watermarks(source, topic) == (0, 75)
@@ -113,7 +113,7 @@ def test_records_that_a_killed_mirror_left_uncommitted_are_not_appended_again(
     transact(source, topic, [b"aborted"], commits=False)
     fill(source, topic, 0, 10)
     mirror_once(source, target, "--produce", "--topics", topic)
-    # The state is as if the mirror had been killed before the commits after its first append.
+    # This state is the same as if the mirror had been killed before the commits that follow its first append.
     topic_id, whole = _position(source, target, topic)
     assert whole == "22 0:0:10 12:10:10"
     _position(source, target, topic, Commit(5, f"{topic_id} 5 0:0:5"))
@@ -124,7 +124,9 @@ def test_records_that_a_killed_mirror_left_uncommitted_are_not_appended_again(
 
 
 def _position(source: str, target: GatewayProcess, topic: str, commit: Commit | None = None) -> tuple[str, str]:
-    """Return the topic id and the runs of the mirror's commit, after `commit` if one is given."""
+    """Return the topic id and the offset ranges in the mirror's commit. Wait for a commit after `commit`, if that is
+    given.
+    """
     with cluster(source) as one, cluster(target.bootstrap) as other:
         group = f"{GROUP_PREFIX}{one.metadata(()).cluster_id}"
         if commit is not None:
@@ -151,4 +153,4 @@ def _end(target: GatewayProcess, topic: str) -> int:
     try:
         return watermarks(target.bootstrap, topic)[1]
     except confluent_kafka.KafkaException:
-        return 0  # not created yet
+        return 0  # the topic does not exist yet

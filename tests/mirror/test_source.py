@@ -1,4 +1,4 @@
-"""Answers of a source that its mirror must not believe."""
+"""Answers of a source that the mirror must refuse."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ID = UUID(int=7)
 
 
 class Answering:
-    """A cluster whose broker 0 leads one partition of each topic and answers Fetch for `answered`."""
+    """A cluster whose broker 0 leads one partition of each topic. `answered` is the topic of its Fetch answers."""
 
     def __init__(self, *names: str) -> None:
         self.names = names

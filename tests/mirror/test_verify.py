@@ -13,14 +13,15 @@ from tests.gateway_process import GatewayProcess
 from tests.mirror.mirrors import cluster, transact
 
 Log = Mapping[int, tuple[bytes | None, bytes | None]]
-"""Offset to key and value. Offsets that are missing are left empty."""
+"""Maps each offset to a key and a value. Missing offsets are gaps."""
 
 WHOLE: Log = {0: (b"a", b"1"), 1: (b"b", b"1"), 2: (b"a", b"2"), 3: (b"c", b"1"), 4: (b"b", b"2")}
 
 
 def write(bootstrap: str, topic: str, records: Log) -> None:
-    """Write records at these offsets. An aborted transaction of one record, with its marker, fills every two
-    offsets in between."""
+    """Write records at these offsets. Each gap of two offsets is filled by an aborted transaction of one record and its
+    marker.
+    """
     offset = 0
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
     while offset <= max(records):

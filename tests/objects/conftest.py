@@ -20,7 +20,7 @@ SERVER = os.environ.get("SLUICE_TEST_S3_SERVER", next(iter(PROGRAMS)))
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[S3Server]:
-    """Skip all tests of this folder, with the reason, if no server can be built."""
+    """Skip all tests of this folder if no server can be built, and show the reason."""
     reason = missing()
     if reason is not None:
         pytest.skip(reason)
@@ -33,7 +33,7 @@ def s3() -> Iterator[S3Server]:
 
 @pytest.fixture
 def url() -> str:
-    """A prefix for this test alone."""
+    """A bucket prefix for this test alone."""
     return f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}"
 
 
@@ -57,8 +57,9 @@ def make_store(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeSt
 
 class StartGateway(Protocol):
     def __call__(self, url: str, *, shared: str | None = None, port: int | None = None) -> GatewayProcess:
-        """Start a gateway with this store, which moves bytes that are older than a moment. `shared` is a database that
-        other gateways use too; `port` is that of a proxy to the server."""
+        """Start a gateway with this store. It moves records to the store a moment after they were written. `shared` is
+        a database that other gateways use too. `port` is the port of a proxy to the server.
+        """
         ...
 
 

@@ -1,4 +1,4 @@
-"""Records of gateways whose bytes move to a bucket."""
+"""Records that gateways move to a bucket."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def produce(bootstrap: str, topic: str, count: int, *, partition: int = 0, first
 
 
 async def moved(database_url: str) -> None:
-    """Wait until every chunk lies in the store, and no inline byte is left."""
+    """Wait until the store holds every chunk and Postgres holds no inline record any more."""
     connection = await asyncpg.connect(database_url, server_settings={"search_path": "sluice"})
     try:
         async with asyncio.timeout(PATIENCE_S):

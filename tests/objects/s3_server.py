@@ -2,7 +2,7 @@
 faults.
 
 The one idea: the server comes from another project. It checks signatures, ranges, conditions and multi-part uploads as
-a store does. `FaultyRoad`, a proxy in front of it, plays the faults on the way.
+a store does. `FaultyRoad` is a proxy in front of the server that causes network faults.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ ACCESS_KEY, SECRET_KEY = "sluice-test", "sluice-test-secret"
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A server's Go package at one version, and how it is started."""
+    """A server's Go package at one version, and the way to start it."""
 
     package: str
     version: str
     command: Callable[[Path, Path, int], list[str]]
     environment: Mapping[str, str]
     plain_files: bool
-    """True if an object is a file of its name, which a test may cut, damage and remove."""
+    """True if each object is a plain file of the same name, which a test may truncate, damage and remove."""
 
 
 def _versitygw(program: Path, directory: Path, port: int) -> list[str]:
     data, metadata = directory / "data", directory / "metadata"
     (data / BUCKET).mkdir(parents=True, exist_ok=True)
     metadata.mkdir(exist_ok=True)
-    # Metadata lies beside the files, because not every file system has extended attributes.
+    # Metadata is stored in separate files, because not every file system has extended attributes.
     return [
         str(program),
         *("--port", f"127.0.0.1:{port}", "--quiet"),
@@ -75,11 +75,11 @@ PROGRAMS = {
         plain_files=False,
     ),
 }
-"""Servers by name. The first is the default, and takes a quarter of the other's time to build."""
+"""Servers by name. The first one is the default, because it builds in a quarter of the other's time."""
 
 
 def missing() -> str | None:
-    """Return why no server can be built here."""
+    """Return why no server can be built on this machine."""
     return None if shutil.which("go") else "go is not installed"
 
 
@@ -111,7 +111,7 @@ class S3Server:
 
     @property
     def files(self) -> Path:
-        """Directory of the bucket's contents. Skip the test if they are not plain files."""
+        """Directory of the bucket's contents. If objects are not plain files, the test is skipped."""
         if not self._program.plain_files:
             pytest.skip("this server keeps objects in a form of its own")
         return self._directory / "data" / BUCKET
@@ -135,7 +135,7 @@ class S3Server:
             self._process = None
 
     def environment(self, port: int | None = None) -> dict[str, str]:
-        """Return the settings for obstore; `port` is that of a proxy to the server."""
+        """Return the settings for obstore. `port` is the port of a proxy to the server."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port or self.port}",
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
@@ -165,7 +165,7 @@ class Fault(Enum):
     ERRORS = "errors"
     """Answer every request with 500."""
     BUSY = "busy"
-    """Answer every request with 503, as S3 does if requests come too fast."""
+    """Answer every request with 503, as S3 does if a client sends requests too fast."""
 
 
 SLOW_S = 1.0
@@ -174,7 +174,7 @@ _ANSWERS = {Fault.ERRORS: "500 Internal Server Error", Fault.BUSY: "503 Slow Dow
 
 
 class FaultyRoad:
-    """A proxy to a port, on a thread of its own. A change of the fault ends all connections."""
+    """A proxy to a port, on a thread of its own. When its fault changes, it ends all connections."""
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -255,7 +255,7 @@ class FaultyRoad:
 
 
 async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
-    """Bytes that follow a pause are the beginning of an answer, and are delayed."""
+    """Bytes after a pause are the beginning of an answer. Delay them."""
     came_at = -PAUSE_S
     while piece := await reader.read(1 << 20):
         if time.monotonic() - came_at > PAUSE_S:

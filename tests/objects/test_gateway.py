@@ -1,4 +1,6 @@
-"""Gateways with records in a bucket: read back, during an outage of the bucket, after kills, by several nodes."""
+"""Gateways with records in a bucket. The records are read back during an outage of the bucket, after kills, and by
+several nodes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from tests.objects.s3_server import Fault, FaultyRoad, S3Server
 from tests.wire import WireClient
 
 AWAY_S = float(os.environ.get("SLUICE_TEST_AWAY_S", "5"))
-"""Seconds of the store's outage; a long run uses 60 and more."""
+"""Seconds of the store's outage. A long run uses 60 and more."""
 KILLS = int(os.environ.get("SLUICE_TEST_KILLS", "12")) // 3
 ANSWER_S = 15.0
 
@@ -70,7 +72,7 @@ async def test_an_unavailable_store_affects_only_its_own_records(
     away, here = create_topic(gateway.bootstrap, 1), create_topic(gateway.bootstrap, 1)
     await asyncio.to_thread(produce, gateway.bootstrap, away, 500)
     await moved(database_url)
-    gateway.restart()  # The gateway must serve records from memory without the store.
+    gateway.restart()  # Without the store, the gateway must serve records from memory.
     road.set(fault)
     until = time.monotonic() + AWAY_S
     client = await WireClient.connect(gateway.bootstrap)
@@ -78,12 +80,13 @@ async def test_an_unavailable_store_affects_only_its_own_records(
     while time.monotonic() < until or not told:
         await asyncio.to_thread(produce, gateway.bootstrap, here, 20)
         lost, served = await fetch(client, away, here)
-        # Records in memory do not wait long for a silent store, because a moment later it is known to be unavailable.
+        # Readers of records in memory do not wait long for a silent store, because soon the store is known to be
+        # unavailable.
         assert lost.error_code in (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         assert has_records(served)
         rounds += 1
         told += lost.error_code == ErrorCode.KAFKA_STORAGE_ERROR
-    # A failed request is repeated, sometimes for longer than records in memory may wait. The log then says so.
+    # A failed request is repeated, perhaps for longer than records may wait in memory. The log then reports that.
     waited = gateway.log_text().count("longer than records at hand may wait")
     assert fault is Fault.SILENT or rounds - told <= waited, f"{told} of {rounds}, {waited} waited for"
     assert metric(gateway, "sluice_damaged_chunks_total") >= told

@@ -1,4 +1,4 @@
-"""The bucket as a store of bytes: its requests, its owner, and the errors of an unavailable one."""
+"""The bucket as a store of bytes: its requests, its owner, and the errors if it is unavailable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Iceberg tables of the tests: which catalogs they are in, and what they hold."""
+"""Iceberg tables in the tests: in which catalogs they are, and what they contain."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ from pipeline import jars, session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Short runs: compile little, collect garbage with one thread.
+# The runs are short: compile little, and collect garbage with one thread.
 FAST_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 # Default for tests without settings of their own: Spark uses only the CPU time that other suites of the machine leave.
 LIMIT_S = 1_200
-# Tests have a handful of rows, for which compiling a plan costs more than interpreting it.
+# Tests have few rows. For these, compiling a plan costs more than interpreting it.
 INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -78,7 +78,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def interpreted(spark: SparkSession) -> Iterator[None]:
-    """For modules whose tests run many plans over few rows."""
+    """Interpret plans instead of compiling them. This is for modules whose tests run many plans over few rows."""
     before = {name: spark.conf.get(name) for name in INTERPRETED}
     for name, value in INTERPRETED.items():
         spark.conf.set(name, value)
@@ -92,7 +92,7 @@ def lake(
     request: pytest.FixtureRequest, spark: SparkSession, database_url: str, tmp_path: Path
 ) -> Iterator[SparkSession]:
     """A session of its own with an empty Iceberg catalog."""
-    # These imports need PySpark. This module must load without it, too.
+    # These imports need PySpark, but this module must also load without it.
     from pipeline import catalog
     from pipeline.archive import job as archive_job
     from tests.pipeline import jobs

@@ -23,7 +23,7 @@ def changes(count: int, seed: int) -> list[Record]:
         key = b"key %d" % chance.randrange(12)
         value = None if chance.random() < 0.3 else b"value %d" % index
         partition = (murmur2(key) & 0x7FFFFFFF) % PARTITIONS
-        # Some times go backwards, because only the offset counts within a partition.
+        # Some timestamps go backwards. Only the offset determines the order within a partition.
         found.append((partition, key, value, topics.START_MS + chance.randrange(1000), []))
     return [*found, (0, None, b"without a key", topics.START_MS, [])]
 
@@ -45,11 +45,11 @@ def held(spark: SparkSession, path: str) -> dict[bytes, bytes]:
 
 
 Version = tuple[bytes, int, bytes, int, int | None, int | None]
-"""Key, offset, value, valid from, valid to, and the offset at which the version ends. Times are in ms."""
+"""Key, offset, value, valid from, valid to, and the offset at which the version ends. Times are in milliseconds."""
 
 
 def lived(records: list[Record]) -> list[Version]:
-    """Return the versions that a client sees which applies every change in order."""
+    """Return the versions of each key that a client sees if it applies every change in order."""
     found: list[Version] = []
     current: dict[bytes, Version] = {}
     clock: dict[bytes, int] = {}
@@ -79,7 +79,7 @@ def held_versions(spark: SparkSession, where: str) -> list[Version]:
 
 
 def living(records: list[Record]) -> list[Record]:
-    """Return the changes without deletes of keys that have no row."""
+    """Return the changes without deletes of keys that have no row at that time."""
     kept: list[Record] = []
     keys: set[bytes | None] = set()
     for record in records:

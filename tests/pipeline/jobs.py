@@ -59,7 +59,7 @@ def archive_job_of(
     lines: Progress | None = None,
     stop: Stop | None = None,
 ) -> archive_job.Archive:
-    """An archive job. A test runs it step by step, or runs it while the test does other things."""
+    """An archive job. A test runs it step by step, or in a thread while the test acts."""
     arguments = parse(archive_job, ["--bootstrap", bootstrap, "--out", out, *given])
     names = [name for name in arguments.topics.split(",") if name]
     lines = lines or _lines("archive", io.StringIO())
@@ -67,13 +67,14 @@ def archive_job_of(
 
 
 class DiedError(Exception):
-    """Error: the job's process ends here."""
+    """Simulates the death of the job's process at this point."""
 
 
 @contextmanager
 def dying_before_the_commit_of(path: str, at: int | None = None) -> Iterator[None]:
-    """Let the job die at one append to `path` (number `at`, or the first): after all work of the append, and before its
-    commit."""
+    """Let the job die at one append to `path` (number `at`, or the first): after all work of the append, but before its
+    commit.
+    """
     whole = table.append
 
     def append(frame: DataFrame, to: str, application: str, number: int, metadata: str, **options: bool) -> None:

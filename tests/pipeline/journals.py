@@ -19,7 +19,7 @@ def frame(spark: SparkSession, schema: T.StructType, rows: Sequence[Mapping[str,
 
 
 def journal_of(spark: SparkSession, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> Journal:
-    """Return a journal of these rows. Its range goes from the least to the greatest number among them."""
+    """Return a journal of these rows. Its range goes from the smallest to the greatest number among them."""
     numbers = [row["seq"] for name in TABLES for row in tables.get(name, ())]
     frames = [frame(spark, schema, tables.get(name, ())) for name, schema in TABLES.items()]
     delivery = frame(spark, DELIVERY, tables["delivery"]) if "delivery" in tables else None

@@ -22,7 +22,7 @@ ILLEGAL_GENERATION = 22
 
 @dataclass
 class Truth:
-    """Findings that the analysis must report for one group."""
+    """The correct findings of the analysis for one group."""
 
     rebalances: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -39,14 +39,14 @@ class Truth:
     refused_commits: int = 0
     accepted_commits: int = 0
     storms: list[tuple[int, int]] = field(default_factory=list)
-    """First rebalance, and number of rebalances, of each storm."""
+    """For each storm, its first rebalance and its number of rebalances."""
     times_last: Counter[str] = field(default_factory=Counter)
     owned: dict[Partition, str] = field(default_factory=dict)
     """Owner of each partition at the end."""
 
 
 class Clock:
-    """Numbers for rows, and the time, shared by all groups of one journal."""
+    """The clock and the row numbers that all groups of one journal share."""
 
     def __init__(self, start_ms: int = 1_790_000_000_000) -> None:
         self.now_ms = start_ms
@@ -58,14 +58,14 @@ class Clock:
 
 
 def sticky(owner: Mapping[Partition, str], members: Sequence[str], partitions: int) -> dict[Partition, str]:
-    """Return shares that differ by at most one, with as few moves as possible."""
+    """Return shares that differ by at most one partition, with as few moves as possible."""
     quota, spare = divmod(partitions, len(members))
     mine: dict[str, list[Partition]] = {member: [] for member in members}
     for partition in range(partitions):
         if owner.get(partition) in mine:
             mine[owner[partition]].append(partition)
     loose: list[Partition] = [partition for partition in range(partitions) if owner.get(partition) not in mine]
-    # The members with most partitions keep one more than the quota, as long as there are spare partitions.
+    # If partitions are left over, the members with most partitions keep one more than the quota.
     for member in sorted(members, key=lambda name: -len(mine[name])):
         allowed = quota + 1 if spare > 0 and len(mine[member]) > quota else quota
         spare -= allowed - quota
@@ -82,7 +82,7 @@ def sticky(owner: Mapping[Partition, str], members: Sequence[str], partitions: i
 
 
 def round_robin(owner: Mapping[Partition, str], members: Sequence[str], partitions: int) -> dict[Partition, str]:
-    """Return shares that differ by at most one, regardless of the previous owners."""
+    """Return shares that differ by at most one partition, regardless of the previous owners."""
     return {partition: members[partition % len(members)] for partition in range(partitions)}
 
 
@@ -122,7 +122,7 @@ class Group:
         return names
 
     def leave(self, member: str | None = None, *, expire: bool = False, **plan: Any) -> None:
-        """Let a member leave. If it was the last one, the group is empty and does not rebalance."""
+        """Let a member leave. If it was the last member, the group becomes empty and does not rebalance."""
         member = member or self._random.choice(self.members)
         left = [name for name in self.members if name != member]
         self.members = left
@@ -141,11 +141,11 @@ class Group:
             self._in_chain = False
 
     def rejoin(self, **plan: Any) -> None:
-        """Let the leader join again, without a change of the assignment."""
+        """Let the leader rejoin without a change of the assignment."""
         self._rebalance("leader_rejoined", self.members[0], list(self.members), **plan)
 
     def interrupted(self, **plan: Any) -> None:
-        """Start a rebalance that another one cuts short before any member receives an assignment."""
+        """Start a rebalance that another rebalance interrupts before any member receives an assignment."""
         self._rebalance_started("leader_rejoined", self.members[0])
         started_ms = self._clock.now_ms
         self._clock.now_ms += 20
@@ -162,8 +162,9 @@ class Group:
         self._rebalance("member_rejoined", self.members[-1], list(self.members), **plan)
 
     def storm(self, rebalances: int, every_ms: int) -> None:
-        """Run so many rebalances at this interval. The analysis finds the storm only if it is at least a minute apart
-        from other rebalances."""
+        """Run `count` rebalances at this interval. The analysis only finds the storm if other rebalances are at least a
+        minute away.
+        """
         first = self.truth.rebalances + 1
         for _ in range(rebalances):
             begun = self._clock.now_ms
@@ -292,7 +293,7 @@ class Group:
         self._commit(partition, member, reach)
 
     def _refuse(self, partition: Partition, source: str, records: int, generation: int) -> int:
-        """Let the old owner process records that it can no longer commit. Return their number."""
+        """Let the old owner process records that it can no longer commit. Return the number of these records."""
         reach = self._processed[partition] + records
         self._log_end[partition] = max(self._log_end[partition], reach)
         self._process(partition, source, self._processed[partition], reach)
@@ -380,7 +381,7 @@ class Group:
 
 
 def journal(seed: int, groups: int = 4) -> tuple[dict[str, list[Row]], dict[str, Truth]]:
-    """Return a journal of a few thousand rows with every kind of event."""
+    """Return a journal of a few thousand rows that contains every kind of event."""
     tables: dict[str, list[Row]] = defaultdict(list)
     clock = Clock()
     truths: dict[str, Truth] = {}

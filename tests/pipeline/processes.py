@@ -49,7 +49,7 @@ class Job:
             thread.start()
 
     def wait_for(self, event: str) -> dict[str, Any] | None:
-        """Return the next line of that event; None if the job ends before it."""
+        """Return the next line that reports this event; None if the job ends before."""
         while (line := self._lines.get(timeout=JOB_SECONDS)) is not None:
             if line.get("event") == event:
                 return line
@@ -57,17 +57,17 @@ class Job:
 
     @property
     def niceness(self) -> set[int]:
-        """Return the niceness of Python and of its JVM."""
+        """Return the niceness of the Python process and of its JVM."""
         whole = psutil.Process(self._process.pid)
         return {process.nice() for process in (whole, *whole.children(recursive=True))}
 
     def kill(self) -> None:
-        """Send SIGKILL to Python and to the JVM at once."""
+        """Send SIGKILL to the Python process and to the JVM at the same time."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(JOB_SECONDS)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send the signal to Python alone, as a supervisor sends it to the process that it started."""
+        """Send the signal to the Python process alone, as a supervisor signals the process that it started."""
         self._process.send_signal(number)
 
     def wait(self) -> int:
@@ -99,7 +99,7 @@ class Job:
 
 
 def run(*given: str, master: str = "local[2]") -> Job:
-    """Run a job to its end. AssertionError with its output if it fails."""
+    """Run a job to its end. If it fails, raise AssertionError with its output."""
     job = Job(*given, master=master)
     try:
         code = job.wait()
@@ -110,7 +110,7 @@ def run(*given: str, master: str = "local[2]") -> Job:
 
 
 class Cluster:
-    """A standalone master with workers, each a process of its own."""
+    """A standalone Spark master with workers, each a process of its own."""
 
     def __init__(self, workers: int, folder: str) -> None:
         port, web = free_ports(2)
@@ -129,13 +129,13 @@ class Cluster:
         )
 
     def kill_worker(self) -> None:
-        """Kill the worker that was started last, and its executor, without warning."""
+        """Kill the worker that was started last, and its executor, without a warning."""
         process = self._processes.pop()
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(START_SECONDS)
 
     def kill_executor(self, chance: random.Random) -> None:
-        """Kill one of the executors without warning. Its worker starts another one."""
+        """Kill one of the executors without a warning. Its worker starts another one."""
         executors = [
             child
             for process in self._processes
@@ -190,6 +190,7 @@ def cluster(workers: int, folder: str) -> Iterator[Cluster]:
 
 
 def wait_seconds(seconds: float) -> None:
-    """Let a job run for a while before it is killed. The time chooses the moment of the fault, and is no
-    synchronisation."""
+    """Let a job run for a random time before it is killed. The time determines the moment of the fault; it is not a
+    wait for an event.
+    """
     time.sleep(seconds)

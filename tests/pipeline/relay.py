@@ -23,7 +23,7 @@ def relayed(url: str) -> Iterator[str]:
     try:
         yield f"postgresql://{user}@127.0.0.1:{server.getsockname()[1]}{parts.path}?sslmode=disable"
     finally:
-        # Closing is not enough: a thread that waits in accept would still take the next connection.
+        # Closing is not enough: a thread that already waits in accept would still accept the next connection.
         server.shutdown(socket.SHUT_RDWR)
         server.close()
 

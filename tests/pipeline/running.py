@@ -1,4 +1,4 @@
-"""A job that runs on the tests' session in a thread of its own, so that the test can disturb it in the meantime."""
+"""A job that runs on the tests' Spark session in a thread, so that the test can disturb it while it runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS = 120.0
 
 
 class _Lines:
-    """A stream whose lines another thread waits for."""
+    """An output stream on whose lines another thread can wait."""
 
     def __init__(self) -> None:
         self.said: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -35,11 +35,11 @@ class _Lines:
         return len(text)
 
     def flush(self) -> None:
-        """A line can be read as soon as it is complete."""
+        """Make each complete line available to readers at once."""
 
 
 class Running:
-    """Stop the job at the end of the block, unless it has ended."""
+    """A running job, which is stopped at the end of the context unless it has ended."""
 
     def __init__(self, job: Callable[[Progress, Stop], None], name: str) -> None:
         self.said: list[dict[str, Any]] = []
@@ -66,8 +66,9 @@ class Running:
         self._thread.join(SECONDS)
 
     def wait_for(self, event: str, times: int = 1) -> dict[str, Any]:
-        """Return the next line of that event, or of the event after it. AssertionError with the job's error if the job
-        ends before."""
+        """Return the next line that reports this event, or an event that follows it. If the job ends before, raise
+        AssertionError with the job's error.
+        """
         deadline = time.monotonic() + SECONDS
         while True:
             try:
@@ -88,7 +89,7 @@ class Running:
         return [line for line in self.said if line.get("event") == name]
 
     def stop(self) -> None:
-        """Ask for a stop and wait for the end. Return the error that ended the job, or None."""
+        """Request a stop and wait for the end. Return the error that ended the job, or None."""
         self._stop.ask()
         self.finish()
 
@@ -99,8 +100,9 @@ class Running:
             raise self._error
 
     def failure(self) -> PipelineError:
-        """Return the explanation of why the job ended. AssertionError if it ended well, or if the explanation names
-        Java."""
+        """Return the explanation of why the job failed. Raise AssertionError if the job succeeded, or if the
+        explanation mentions Java.
+        """
         self._thread.join(SECONDS)
         assert self._error is not None, f"it did not fail; said {self.said[-3:]}"
         told = explain(self._error)

@@ -1,4 +1,4 @@
-"""Analysis agrees exactly with journals whose truth is known, and finds what breaks a rule."""
+"""The analysis agrees exactly with journals whose correct findings are known, and finds violations of rules."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _assign_to_nobody(rows: Rows) -> None:
 
 
 def _keep_holding(rows: Rows) -> None:
-    """Return rows in which a release is missing: another member takes the partition next."""
+    """Return rows in which one release is missing, although another member takes the partition next."""
     ownership = rows["journal_ownership"]
     for position, row in enumerate(ownership):
         same = [
@@ -185,7 +185,7 @@ def right() -> Rows:
 
 
 def test_every_broken_rule_is_found_and_no_other(spark: SparkSession) -> None:
-    """Return one journal of many groups. In each group but the first, one rule is broken."""
+    """Return one journal of many groups. In each group except the first, one rule is violated."""
     rows, truths = journal(11, groups=len(BROKEN_IN_A_GROUP) + 1)
     untouched, *groups = truths
     for group_id, sabotage in zip(groups, BROKEN_IN_A_GROUP, strict=True):
@@ -209,8 +209,9 @@ def test_a_row_that_is_missing_or_there_twice_is_found(
 
 
 def test_nothing_is_concluded_across_dropped_rows(spark: SparkSession, right: Rows) -> None:
-    """Rows in the middle of the journal are lost, and the writer says so. Rules that need complete rows must then
-    report nothing."""
+    """Rows in the middle of the journal are lost, and the writer reports that. Rules that need complete rows must then
+    report nothing.
+    """
     torn = copy.deepcopy(right)
     numbers = sorted(row["seq"] for name, rows in torn.items() if name != "delivery" for row in rows)
     first, last = numbers[len(numbers) // 3], numbers[len(numbers) // 2]

@@ -1,4 +1,4 @@
-"""Single transforms on a handful of rows, and what people see: findings, page, pictures, exit code."""
+"""Single transforms on a few rows, and what a user sees: findings, page, pictures, exit code."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_of_equal_lags_the_last_says_how_old_the_unread_is(spark: SparkSession) 
         ([0, 10, 21], []),
         ([0, 10, 20, 30, 40], [(1, 5)]),
         ([0, 10, 20, 100, 110, 120], [(1, 3), (4, 3)]),
-        # Both windows are full, but no window holds one rebalance of each run.
+        # Both windows have enough rebalances, but no window has a rebalance of each run.
         ([0, 1, 2, 22, 23, 24], [(1, 3), (4, 3)]),
         ([0, 50, 51, 52, 90], [(2, 3)]),
     ],
@@ -146,7 +146,7 @@ class _Page(HTMLParser):
 
 def test_what_people_see(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows, truths = journal(21, groups=2)
-    # A client may send any text; it must not become markup.
+    # A client may send any text. The text must not become markup.
     hostile = "<script>alert(1)</script>"
     for table in rows.values():
         for row in table:

@@ -1,4 +1,6 @@
-"""Audit: each transform on a handful of records, the partitioners against known placements, advice from figures."""
+"""Audit: each transform on a few records, the partitioners with known placements, and the advice that follows from the
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ def test_over_time(records: DataFrame) -> None:
 def test_a_time_beyond_the_calendar_is_no_span_and_does_not_widen_the_others(
     spark: SparkSession, records: DataFrame, tmp_path: Path
 ) -> None:
-    # A producer that writes microseconds into timestamps yields records of the year 55,840.
+    # A producer that writes microseconds into timestamps creates records of the year 55,840.
     far = spark.createDataFrame([_record(0, 4, 7_000, b"a", b"x")], RECORD)
     far = far.withColumn("timestamp", F.timestamp_millis(F.lit(START * 1_000)))
     found = audit(spark, records.unionByName(far), Progress("audit"), Stop())
@@ -179,7 +181,7 @@ def test_the_whole(spark: SparkSession, records: DataFrame, tmp_path: Any, capsy
     assert "Topic t" in page
     assert "Records per 10 seconds" in page
     assert "3 (50.0%), partition 0" in page
-    # The namespace of SVG is a name; no browser fetches it.
+    # The namespace of SVG is only a name. No browser fetches it.
     assert "http" not in page.replace('xmlns="http://www.w3.org/2000/svg"', "")
 
 

@@ -1,4 +1,4 @@
-"""Jobs against a cluster that does not lead its partitions yet."""
+"""Jobs on a cluster whose partitions do not have leaders yet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ NO_LEADERS = -156
 
 @pytest.mark.parametrize("code", [NO_LEADERS, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION])
 def test_partitions_without_a_leader_are_asked_again_later(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """librdkafka says "No leaders found" if Kafka has created a topic and none of its partitions has a leader yet."""
+    """librdkafka reports "No leaders found" if Kafka has created a topic but none of its partitions
+    has a leader yet.
+    """
 
     def nobody_leads(_self: AdminClient, asked: Mapping[TopicPartition, Any], **_: object) -> dict[Any, Future[Any]]:
         told: dict[Any, Future[Any]] = {partition: Future() for partition in asked}

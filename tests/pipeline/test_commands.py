@@ -1,4 +1,4 @@
-"""Jobs as their commands: started as plain spark-submit applications, and stopped by a signal."""
+"""Jobs as commands: started as plain spark-submit applications, and stopped by a signal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JOB_SECONDS = 240
 
 
 def submit(job: str, *given: str, folder: Path) -> str:
-    """`spark-submit pipeline/JOB/job.py GIVEN` with the options that docs/pipeline.md names. Return its output."""
+    """Run `spark-submit pipeline/JOB/job.py GIVEN` with the options in docs/pipeline.md. Return its output."""
     spark_submit = shutil.which("spark-submit", path=str(Path(sys.executable).parent))
     assert spark_submit is not None
     libraries = ",".join(str(path) for path in jars.paths(jars.folder()))
@@ -84,7 +84,9 @@ def test_a_signal_ends_archive_and_replay_after_their_step_and_they_go_on(
 
 
 def stopped(given: tuple[str, ...], event: str, number: signal.Signals, code: int = 0) -> str:
-    """Start a job, send the signal when it has reported `event`, and return the last lines of its orderly end."""
+    """Start a job, send the signal after it has reported `event`, and return its last lines. The
+    job must end in order.
+    """
     job = processes.Job(*given)
     try:
         assert job.wait_for(event) is not None, "".join(job.errors)

@@ -1,4 +1,4 @@
-"""Many small topics are read in few tasks, and become one file each."""
+"""Many small topics are read by few tasks, and each becomes one file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`doctor` names what an incomplete machine lacks, and the next step."""
+"""`doctor` names what an incomplete machine lacks, and the next step to take."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ echo 'openjdk version "11.0.2" 2019-01-15' >&2
 
 
 def missing(*given: str) -> list[tuple[str, str, str]]:
-    """Return check, cause and next step of what doctor misses without Spark."""
+    """Return check, cause and next step of each problem that doctor reports, except those of Spark."""
     parser = argparse.ArgumentParser()
     doctor.add_arguments(parser)
     session.add_arguments(parser)

@@ -1,4 +1,6 @@
-"""A key is erased from topic, archive and tables, and nothing else is; the proof is checked by reading all again."""
+"""A key is erased from the topic, the archive and the tables, and no other key is. The test reads everything again to
+check the proof.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ COMPACTED = {"cleanup_policy": "compact", "delete_retention_ms": "86400000"}
 
 @dataclass(frozen=True, slots=True)
 class Lake:
-    """An archive's place in one format."""
+    """An archive in one table format."""
 
     spark: SparkSession
     folder: Path
@@ -45,7 +47,7 @@ class Lake:
         return [tuple(row) for row in table.read(self.spark, where).orderBy("topic", "partition", "offset").collect()]
 
     def keys_in_files(self) -> set[bytes | None]:
-        """Return the keys in all remaining Parquet files, including files that no table names any more."""
+        """Return the keys in all existing Parquet files, including files that no table refers to any more."""
         found: set[bytes | None] = set()
         for path in self.folder.rglob("*.parquet"):
             if "_delta_log" not in path.parts:
@@ -222,7 +224,7 @@ def test_an_erasure_that_is_killed_is_continued_by_the_same_command(
     proof = tmp_path / "proof.json"
     settings = Cluster(gateway.bootstrap).own_settings([topic])
     given = (lake.spark, gateway.bootstrap, lake.archive, "--topic", topic, "--proof", str(proof))
-    # A job that is killed cannot put the topic's settings back.
+    # A job that is killed cannot restore the topic's settings.
     with (
         patch.object(TopicOfKey, "compact", side_effect=DiedError),
         patch.object(Cluster, "set_settings", autospec=True, side_effect=only_once(Cluster.set_settings)),
@@ -244,7 +246,7 @@ def test_an_erasure_that_is_killed_is_continued_by_the_same_command(
 
 
 def only_once(whole: Callable[..., None]) -> Callable[..., None]:
-    """Return `whole`, but let its second call raise `DiedError`."""
+    """Return the function `whole`, whose second call raises `DiedError`."""
     called: list[bool] = []
 
     def once(*given: Any) -> None:

@@ -1,4 +1,4 @@
-"""Explanations of foreign errors: one line for the cause, one for the next step."""
+"""Explanations of errors from other software: one line for the cause, one for the next step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ JAVA = """An error occurred while calling o68.sql.
 
 
 class Py4JJavaError(Exception):
-    """An error like py4j's own, with the whole trace."""
+    """An error like py4j's own, with a complete Java trace."""
 
 
 def java(outer: str, *causes: str) -> Py4JJavaError:
@@ -23,7 +23,7 @@ def java(outer: str, *causes: str) -> Py4JJavaError:
 
 
 class CapturedError(Exception):
-    """An error like Spark's own: only the trace has the causes."""
+    """An error like Spark's own: only its trace contains the causes."""
 
     def __init__(self, words: str, trace: str) -> None:
         super().__init__(words)

@@ -1,7 +1,7 @@
 """Jobs are killed with their JVM at seeded moments. Their archives verify, and their replays have neither gaps nor
 duplicates.
 
-Two kills run always; --long runs thirty, and those of workers, executors and the driver of a cluster.
+Two kills run each time. --long runs thirty, and also kills workers, executors and the driver of a cluster.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.pipeline.conftest import INTERPRETED
 
 PARTITIONS, RECORDS, BATCH = 3, 60_000, 6_000
 LONG_KILLS, CLUSTER_KILLS = 15, 3
-# On a cluster there are two batches more than kills. Its four JVMs share one machine, so they compute little.
+# On a cluster there are only two batches more than kills, because its four JVMs share one machine.
 CLUSTER_BATCH = 12_000
 CLUSTER_MEMORY = "512m"
 FEW_ROWS = {**INTERPRETED, "spark.sql.shuffle.partitions": "4"}
@@ -36,8 +36,9 @@ def filled(bootstrap: str) -> str:
 def killed_and_done(
     given: tuple[str, ...], event: str, kills: int, seed: int, master: str = "local[2]"
 ) -> Counter[str]:
-    """Start a job, and kill it at a seeded moment after a seeded batch has begun. Repeat this so often; then let the
-    job end."""
+    """Start a job, and kill it at a seeded moment after a seeded batch has begun. Repeat this for the given number of
+    kills. Then let the job end.
+    """
     chance = random.Random(seed)
     moments: Counter[str] = Counter()
     for _ in range(kills):

@@ -1,4 +1,4 @@
-"""The blocks of docs/first-query.md run as they are printed, on an archive at another place."""
+"""The code blocks of docs/first-query.md run as printed, except that the archive is at another place."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Iceberg tables of the same jobs hold each record of a topic once, also for readers other than Spark.
-
+"""Iceberg tables that the same jobs write. They hold each record of a topic once, also for readers other than Spark.
 The failures of Kafka Connect's Iceberg sink are in `test_iceberg_failures.py`.
 """
 
@@ -193,7 +192,7 @@ def test_tables_of_the_newest_rows_and_of_all_versions_are_merged_once(
         jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
         jobs.latest(lake, "events", "newest", *SPREAD, *given)
         jobs.latest(lake, "events", "history", "--history", *given)
-    # A batch without a keyed record still commits its progress.
+    # A batch without any keyed record still commits its progress.
     topics.fill(gateway.bootstrap, topic, [(0, None, b"no key", topics.START_MS, [])])
     jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
     told = jobs.latest(lake, "events", "newest", *given)
@@ -208,7 +207,8 @@ def test_tables_of_the_newest_rows_and_of_all_versions_are_merged_once(
     assert held_versions(lake, "iceberg:history") == lived(records)
     done = latest_job.last_merged(lake, "iceberg:newest")
     assert done is not None
-    # The number is committed already, so the merge is skipped, as after an answer that was lost.
+    # The batch's number is committed already, so the merge is skipped. This also happens if the answer to the commit
+    # was lost.
     frame = lake.createDataFrame([("t", b"k", False, b"v", 0, 10**9, None)], CHANGE)
     latest_job.merge_batch(frame, "iceberg:newest", done)
     assert held(lake, "iceberg:newest") == applied(records)
@@ -241,7 +241,7 @@ def test_small_files_are_merged_in_order_and_old_ones_removed(
     told = jobs.compact(lake, "events", "--horizon-hours", "0", *FORMAT)
     assert [line["added"] for line in told.events("merged")] == [1]
     assert rows(lake) == before
-    # The branch of the last append does not keep the files that were merged.
+    # After the last append, its branch does not retain the files that were merged.
     [left] = (tmp_path / "files").glob("**/*.parquet")
     held = pq.read_table(left, columns=["partition", "offset"]).to_pydict()
     assert list(zip(held["partition"], held["offset"], strict=True)) == [(n // 30, n % 30) for n in range(60)]

@@ -1,6 +1,6 @@
-"""The five failures of Kafka Connect's Iceberg sink that others met in production, each with a test by name.
+"""Five failures of Kafka Connect's Iceberg sink that users reported from production. Each has a test.
 
-docs/iceberg-failures.md explains why each cannot happen here.
+docs/iceberg-failures.md explains why none of these failures can happen here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def written(spark: SparkSession, where: str, head: int | None) -> int:
-    """Return the snapshot after `head` that is not on `main`."""
+    """Return the snapshot after `head` that is not on the branch `main`."""
     name = iceberg.quoted(where)
     main = {commit.version for commit in table.commits(spark, where)}
     found = spark.sql(f"SELECT snapshot_id FROM {name}.snapshots WHERE parent_id = {head}").collect()
@@ -33,7 +33,7 @@ def written(spark: SparkSession, where: str, head: int | None) -> int:
 
 
 def test_two_coordinators_archive_a_batch_once(lake: SparkSession, gateway: GatewayProcess) -> None:
-    """Iceberg issue 17637: two coordinators of one connector both committed."""
+    """Iceberg issue 17637: two coordinators of one connector both committed a batch."""
     topic = filled(gateway.bootstrap, 1, 20)
     first = jobs.archive_job_of(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
     first.open()
@@ -60,7 +60,8 @@ def test_two_coordinators_that_write_at_the_same_moment_commit_a_batch_once(
     def beaten(spark: SparkSession, where: str, branch: str, head: int | None) -> None:
         with patch.object(iceberg, "publish", whole):
             jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
-        # The other append has dropped the branch. Without this check, only Iceberg's own check is left.
+        # The other append has dropped the branch. If this check is missing, only Iceberg's own check prevents a second
+        # commit.
         late, name = written(spark, where, head), iceberg.quoted(where)
         spark.sql(f"ALTER TABLE {name} CREATE BRANCH IF NOT EXISTS {branch} AS OF VERSION {late}")
         whole(spark, where, branch, head)
@@ -154,7 +155,7 @@ def test_a_commit_holds_all_partitions_of_its_batch_or_none(lake: SparkSession, 
 
 @one_catalog
 def test_a_job_that_ends_before_its_commit_is_continued_by_another(lake: SparkSession, gateway: GatewayProcess) -> None:
-    """Iceberg issue 16282: a change of the coordinator between write and commit lost or doubled records."""
+    """Iceberg issue 16282: the coordinator changed between write and commit, and records were lost or doubled."""
     topic = filled(gateway.bootstrap, 1, 20)
     jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
     topics.fill(gateway.bootstrap, topic, topics.records(20, 1))

@@ -1,4 +1,4 @@
-"""The journal is read from Postgres unchanged: over TCP by JDBC in parts, and through a Unix socket."""
+"""The journal is read from Postgres without changes: in several parts over TCP by JDBC, or through a Unix socket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SEED = 3
 
 
 def _store(url: str, tables: dict[str, list[Row]]) -> None:
-    """Write the rows as the journal's writer does: reserve numbers and insert rows in one transaction."""
+    """Write the rows as the journal's writer does: reserve numbers and insert the rows in one transaction."""
 
     async def write() -> None:
         connection = await asyncpg.connect(url, server_settings={**SESSION_SETTINGS})

@@ -1,4 +1,4 @@
-"""Apache Kafka as the source, above all for transactions."""
+"""Apache Kafka as the source, mainly to test transactions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProcess]:
 
 
 def transact(bootstrap: str, topic: str, name: str, *ends: tuple[str, int]) -> Producer:
-    """Produce transactions of so many records each. They end in `commit` or `abort`, or do not end (`open`)."""
+    """Produce transactions of this many records each. They end in `commit` or `abort`, or do not end (`open`)."""
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": name, "transaction.timeout.ms": 600_000})
     producer.init_transactions(60)
     for number, (end, records) in enumerate(ends):
@@ -55,7 +55,7 @@ def test_what_was_aborted_or_is_not_committed_yet_is_not_archived(
     out, topic = str(tmp_path / "table"), topics.fresh(kafka.bootstrap, 2)
     transact(kafka.bootstrap, topic, "first", ("commit", 40), ("abort", 30), ("commit", 20), ("abort", 10))
     still_open = transact(kafka.bootstrap, topic, "open", ("open", 10))
-    # Small batches end within transactions, at their markers, and within aborted records.
+    # Small batches end within transactions, at markers, and within aborted records.
     given = ("--topics", topic, "--max-batch-records", "16")
     told = jobs.archive(spark, kafka.bootstrap, out, *given)
     assert len(told.events("committed")) > 4
@@ -89,7 +89,7 @@ def test_read_uncommitted_archives_what_was_aborted_as_well(
     jobs.archive(spark, kafka.bootstrap, out, "--topics", topic, *everything)
     assert len(values(spark, out)) == 30
     assert jobs.verify(spark, kafka.bootstrap, out, *everything).code == 0
-    # The archive holds records that a read_committed reader of the topic does not see, and verify reports them.
+    # The archive holds records that a read_committed reader of the topic does not receive, and verify reports them.
     assert jobs.verify(spark, kafka.bootstrap, out).code != 0
 
 

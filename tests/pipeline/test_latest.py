@@ -1,4 +1,4 @@
-"""The table of the newest row per key holds what a client holds after it has applied every change in order."""
+"""The table of the newest row per key equals the state of a client that has applied every change in order."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_table_holds_what_a_client_that_applies_every_change_holds(
     with pytest.raises(PipelineError, match="made with another --archive, --envelope, --topics or --history"):
         jobs.latest(spark, out, latest, "--envelope", "debezium")
 
-    # A batch that is merged again from its beginning changes nothing and restores no deleted row.
+    # If a batch is merged again from its beginning, nothing changes and no deleted row returns.
     done = latest_job.last_merged(spark, latest)
     assert done is not None
     first = latest_job.Merged(out, "none", (), done.batch)
@@ -77,7 +77,7 @@ def test_the_history_holds_every_version_and_when_it_was_valid(
     assert held_versions(spark, history) == lived(records)
     assert any(version[4] is None for version in lived(records))
 
-    # A batch that is merged again, from its beginning, changes nothing.
+    # If a batch is merged again from its beginning, nothing changes.
     done = latest_job.last_merged(spark, history)
     assert done is not None
     first = latest_job.Merged(out, "none", (), done.batch, history=True)
@@ -129,7 +129,7 @@ def test_small_files_of_a_delta_table_are_merged_within_their_partitions(spark: 
     table.create(spark, out, NEWEST, partitions("bucket(2,key),day(timestamp)", NEWEST), ["key"])
 
     def append(number: int, count: int) -> None:
-        # Even numbers have the first of two days.
+        # Records with even numbers are from the first of two days.
         rows = [
             ("t", b"key %d" % at, b"v", 0, at, datetime(2026, 1, 1 + at % 2, 12, tzinfo=UTC))
             for at in range(1000 * number, 1000 * number + count)

@@ -1,4 +1,6 @@
-"""A manifest proves an archive after its topic is gone, and locates a change in the archive down to a block."""
+"""A manifest proves an archive's contents after the topic is gone. If the archive was changed, the manifest locates the
+change down to a block.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def out(tmp_path: Path) -> str:
 
 
 def hash_of(records: list[tuple[int, Record]]) -> str:
-    """Return a block's hash from what a client reads, as docs/pipeline.md describes it."""
+    """Return a block's hash, computed from the records that a client reads, as docs/pipeline.md describes it."""
     text = ""
     for offset, (_, key, value, time_ms, headers) in records:
         lengths = " ".join("-" if each is None else str(len(each)) for each in (key, value))
@@ -153,7 +155,7 @@ def test_a_root_depends_on_every_leaf_and_its_place() -> None:
     whole = merkle.root(leaves)
     assert len({whole, merkle.root(leaves[:4]), merkle.root(leaves[::-1]), merkle.root([*leaves, leaves[-1]])}) == 4
     pair = merkle.leaf(b"0") + merkle.leaf(b"1")
-    # The content of an inner node is not accepted as that of a leaf.
+    # The content of an inner node of the hash tree is not accepted as a leaf.
     assert merkle.root([b"0", b"1"]) == hashlib.sha256(b"\x01" + pair).hexdigest() != merkle.root([pair])
     assert merkle.root([]) == merkle.EMPTY
 

@@ -1,7 +1,7 @@
-"""Disturb a running job: topics are deleted, created again and extended; retention, Postgres, the gateway and the disk
-interfere.
+"""Disturbances of a running job: topics are deleted, recreated and extended; retention removes records;
 
-Afterwards the archive verifies, or the error names the reason and the next step.
+Postgres, the gateway or the disk fails. Afterwards the archive passes `verify`, or the error names the reason and the
+next step.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def test_a_topic_that_is_deleted_and_made_again_ends_the_archive(
     spark: SparkSession, gateway: GatewayProcess, out: str
 ) -> None:
     topic = filled(gateway.bootstrap, 1, 30)
-    # This is refused even if losses are allowed: offsets of two topics must not be mixed in one table.
+    # The job refuses this even if losses are allowed, because a table must not mix the offsets of two topics.
     with running.archive(
         spark, gateway.bootstrap, out, "--topics", topic, "--interval", "2", "--on-data-loss", "continue"
     ) as job:
@@ -194,7 +194,7 @@ def test_a_continuous_archive_keeps_its_rate_shows_figures_and_commits_a_groups_
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             figures = answer.read().decode()
         job.stop()
-    # At 100/s the job reads 100 records each second. The second batch begins a second after the first.
+    # At a rate of 100/s the job reads 100 records each second. So the second batch begins a second after the first.
     assert (first["rows"], last["rows"]) == (100, 100)
     assert last["seconds"] - first["seconds"] > 0.5
     assert "sluice_archive_records_total 200.0" in figures
@@ -212,7 +212,7 @@ def test_a_step_that_can_be_done_again_is_broken_off_when_a_stop_is_asked_for(sp
         Ticker(spark, Progress("verify", stream=said), stop),
     ):
         spark.range(10**14).selectExpr("sum(hash(id))").collect()
-    # The Spark session still works as before.
+    # The Spark session is still usable.
     assert spark.range(3).count() == 3
 
 

@@ -1,4 +1,4 @@
-"""Options that say where a job connects and how Spark runs: texts in, values or an explanation out."""
+"""Options that say where a job connects and how Spark runs. The tests turn texts into values or an explanation."""
 
 from __future__ import annotations
 

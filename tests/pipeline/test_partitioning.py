@@ -1,4 +1,4 @@
-"""Partitions and order of a table, from the words of a user to those of a format."""
+"""Partitions and sort order of a table, from the user's words to a format's options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of archive, verify and replay, by values."""
+"""Plans of the jobs archive, verify and replay, without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The writer of a replay's batch, run as a Spark task runs it: several partitions wait for the broker together."""
+"""The writer of a replay's batch, run as a Spark task runs it. Several partitions wait for the broker together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 def batch(topic: str, partition: int) -> pa.RecordBatch:
-    """Records of a source partition that go into the target partition of the same number."""
+    """Return records of a source partition that belong to the target partition of the same number."""
     columns = {
         "target_topic": pa.array([topic] * EACH),
         "target_partition": pa.array([partition] * EACH, pa.int32()),

@@ -1,4 +1,4 @@
-"""A working job prints something every few seconds, from its first moment on."""
+"""A working job prints something every few seconds, from its start on."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_heartbeat_says_what_a_step_counts() -> None:
 
 
 class Heard(io.StringIO):
-    """A stream that reports when something has been printed."""
+    """A stream that reports when something is printed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def test_a_job_that_says_nothing_of_its_own_is_heard_while_it_works(name: str, m
 
 
 class Waiting(Stop):
-    """A stop request whose job waits for it."""
+    """A stop request that records when its job waits for it."""
 
     def __init__(self) -> None:
         self.looked = threading.Event()
@@ -105,7 +105,7 @@ class Waiting(Stop):
 
     @waiting.setter
     def waiting(self, value: bool) -> None:
-        """Ignore the end of the wait."""
+        """Ignore the end of a wait."""
 
 
 def test_a_job_that_waits_for_its_next_batch_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
-"""Our reader of Protobuf beside Google's own library, on schemas and messages that are made at random.
+"""Our Protobuf reader compared with Google's own library, on random schemas and messages.
 
-Each schema is made twice: as a text for our parser, and as a descriptor for Google's library. Google's library writes
-a message, we turn its bytes into JSON, and Google's library reads the JSON. The result must be the first message.
+Each schema exists twice: as text for our parser, and as a descriptor for Google's library. Google's library writes a
+message, we turn its bytes into JSON, and Google's library reads the JSON. The result must equal the original message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEEDS = range(40)
 
 
 class RandomSchema:
-    """Some messages that contain each other, with one enum, as text and as a class of Google's library."""
+    """Random messages that contain each other, and one enum: as text and as a class of Google's library."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -58,7 +58,7 @@ class RandomSchema:
                 self._of_oneof(made, f"o{number}", number) for number in range(50, 50 + self._chance.randint(1, 4))
             ]
             lines.append("oneof choice { " + " ".join(members) + " }")
-        # A proto3 optional is a oneof of its own. Protobuf requires these after all other oneofs.
+        # A proto3 optional is a oneof of its own. Protobuf requires such oneofs after all other oneofs.
         if self._chance.random() < 0.7:
             made.oneof_decl.add(name="_maybe")
             field = made.field.add(name="maybe", number=60, label=KINDS.LABEL_OPTIONAL, proto3_optional=True)
@@ -93,7 +93,7 @@ class RandomSchema:
         return f"map<{key}, {value}> {name} = {number};"
 
     def _typed(self, field: descriptor_pb2.FieldDescriptorProto) -> str:
-        """Give a field a type, and return how a `.proto` file writes it."""
+        """Give a field a type, and return the type as a `.proto` file writes it."""
         drawn = self._chance.random()
         if drawn < 0.2:
             name = f"M{self._chance.randrange(MESSAGES)}"
@@ -140,7 +140,7 @@ DRAWN: dict[int, Callable[[random.Random], Any]] = {
     FieldDescriptor.TYPE_BOOL: lambda chance: chance.random() < 0.5,
     FieldDescriptor.TYPE_STRING: _text,
     FieldDescriptor.TYPE_BYTES: lambda chance: chance.randbytes(chance.randint(0, 5)),
-    # An unknown number is allowed, because proto3's enums are open.
+    # The number of an enum value may be unknown, because proto3's enums are open.
     FieldDescriptor.TYPE_ENUM: lambda chance: chance.choice([*STATES.values(), 7, -(2**31)]),
 }
 
@@ -186,7 +186,7 @@ def test_google_reads_our_json_of_a_message_as_the_message_that_it_wrote(seed: i
             fill(message, chance)
             raw = message.SerializeToString()
             if chance.random() < 0.3:
-                # Two encoded messages in sequence are one merged message.
+                # Two encoded messages in sequence count as one merged message.
                 second: Any = made()
                 fill(second, chance)
                 raw += second.SerializeToString()
@@ -197,7 +197,9 @@ def test_google_reads_our_json_of_a_message_as_the_message_that_it_wrote(seed: i
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_damaged_bytes_are_refused_or_read_as_google_reads_them(seed: int) -> None:
-    """We refuse more than Google's library: fields that the schema lacks, and fields of another wire type."""
+    """We refuse more messages than Google's library: those with fields that the schema lacks, and with fields of
+    another wire type.
+    """
     chance = random.Random(seed)
     schema = RandomSchema(chance)
     decoder = Decoder(parse(schema.text))

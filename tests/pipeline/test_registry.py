@@ -1,4 +1,6 @@
-"""Values that name their schemas in a registry: several schemas in a topic, and a registry that is away for a while."""
+"""Values that name their schemas in a registry: several schemas in one topic, and a registry that is unreachable for
+some time.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,9 @@ OLDER, NEWER = record(FIELDS[0]), record({"name": "id", "type": "long"}, *FIELDS
 
 
 class ARegistry:
-    """A fake registry. It answers as those of Confluent and Karapace do, for a schema's id and for a version of a
-    subject."""
+    """A fake registry. It answers requests for a schema's id and for a version of a subject, as Confluent's and
+    Karapace do.
+    """
 
     def __init__(self) -> None:
         self.schemas: dict[int, dict[str, Any]] = {}

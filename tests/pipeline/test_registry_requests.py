@@ -1,4 +1,4 @@
-"""Requests to a schema registry, and what an answer may make of them."""
+"""Requests to a schema registry, and how its answers may be used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from pipeline.errors import PipelineError
 
 @contextmanager
 def server(status: int, content: bytes = b"", location: str = "") -> Iterator[tuple[str, list[str | None]]]:
-    """Run a server that answers each GET so. Yield its address, and the Authorization of each request."""
+    """Run a server that gives this answer to each GET. Yield its address, and the Authorization
+    header of each request.
+    """
     seen: list[str | None] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -29,7 +31,7 @@ def server(status: int, content: bytes = b"", location: str = "") -> Iterator[tu
             self.wfile.write(content)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing on the test's output."""
+            """Print nothing to the test's output."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
         thread = threading.Thread(target=listening.serve_forever)

@@ -369,7 +369,7 @@ def test_a_replay_writes_every_record_once_in_order_with_its_source(
     assert dry.events("end")[0]["records"] == 90
     assert target not in Cluster(gateway.bootstrap).existing()
     jobs.replay(spark, gateway.bootstrap, out, *options, "--create-topics")
-    jobs.replay(spark, gateway.bootstrap, out, *options)  # nothing is left to do
+    jobs.replay(spark, gateway.bootstrap, out, *options)  # no work is left
     ends = {log.partition: log.end for log in Cluster(gateway.bootstrap).logs([target])}
     assert ends == {0: 60, 1: 30}
     offset_map = spark.read.format("delta").load(f"{out}_replay_map").collect()
@@ -406,7 +406,8 @@ def test_a_replay_by_key_puts_each_key_where_the_java_client_would(
     options = ("--topic-map", f"{topic}={target}", "--max-batch-records", "70")
     dry = jobs.replay(spark, gateway.bootstrap, out, *options, "--partition-map", "key:5", "--dry-run")
     assert dry.events("end")[0]["records"] == 200
-    # The third batch's records are stored, but its map is not. The next start recognises them, partition by partition.
+    # The third batch's records are stored, but the map of their offsets is not. The next start recognises them,
+    # partition by partition.
     by_five = (*options, "--partition-map", "key:5")
     with jobs.dying_before_the_commit_of(f"{out}_replay_map", at=3), pytest.raises(jobs.DiedError):
         jobs.replay(spark, gateway.bootstrap, out, *by_five, "--create-topics")
@@ -438,7 +439,7 @@ def test_a_replay_is_refused_when_it_would_not_be_the_same_or_not_alone(
         jobs.replay(spark, gateway.bootstrap, out, *options)
     with pytest.raises(PipelineError, match="another condition"):
         jobs.replay(spark, gateway.bootstrap, out, *options, "--filter", "offset > 3")
-    # The first batch is written and not committed, and another producer has written since.
+    # The first batch is written but not committed, and another producer has written since.
     assert len(topics.read(gateway.bootstrap, target, 0, 25)) == 25
     topics.fill(gateway.bootstrap, target, topics.records(1, 1))
     with pytest.raises(Exception, match="ForeignWriterError"):
@@ -459,7 +460,7 @@ def test_a_replay_is_compared_with_its_archive_at_the_end(
     now = ("--topic-map", f"{topic}={topic}-now", "--timestamps", "now", "--name", "now", *options)
     assert len(jobs.replay(spark, gateway.bootstrap, out, *now).events("compared")) == 1
 
-    # The replay is complete, so the same command only compares.
+    # The replay is complete, so the same command only compares the records.
     spark.sql(f"UPDATE delta.`{out}` SET value = X'00' WHERE partition = 1 AND offset = 17").collect()
     with pytest.raises(PipelineError, match=rf"the record of {topic}/1/17/\d+: its value is another in the target"):
         jobs.replay(spark, gateway.bootstrap, out, *again)

@@ -12,12 +12,12 @@ from pipeline.verify.sums import time_sum
 from pipeline.verify.topic import Chunk, _read, chunk_of
 
 END_OF_PARTITION, OUT_OF_RANGE = -191, -140
-"""An error with librdkafka's own number."""
+"""Two error codes of librdkafka."""
 
 
 @dataclass(frozen=True)
 class Handed:
-    """A message as librdkafka returns it. A message that is an error has a timestamp without a type."""
+    """A message as librdkafka returns it. A message that stands for an error has a timestamp without a type."""
 
     at: int
     failed: KafkaError | None = None
@@ -42,7 +42,7 @@ class Handed:
 
 
 class Handing:
-    """A consumer that returns the given lists, one per call."""
+    """A consumer that returns the given lists of messages, one list per call."""
 
     def __init__(self, *lists: list[Handed]) -> None:
         self._lists = list(lists)

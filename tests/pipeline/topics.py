@@ -1,4 +1,6 @@
-"""Create topics, fill them, and read them back. librdkafka does this, so that another client checks Spark."""
+"""Create topics, fill them, and read them back. librdkafka does this, so that the tests check Spark against another
+client.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tests.pipeline.jobs import Record
 
 _numbers = itertools.count()
 SECONDS = 60.0
-# Timestamps are of today. Otherwise retention could remove records that a slow test still needs.
+# Timestamps are current. Otherwise retention could remove records that a slow test still needs.
 START_MS = int(time.time() * 1000) - 3_600_000
 
 
@@ -51,7 +53,7 @@ def delete_records(bootstrap: str, name: str, partition: int, before: int) -> No
 
 
 def records(count: int, partitions: int, *, seed: int = 0, size: int = 40) -> list[Record]:
-    """Records of every shape: with and without key, value and headers, and with bytes of all kinds."""
+    """Return records of every form: with and without key, value and headers, and with arbitrary bytes."""
     chance = random.Random(seed)
     found: list[Record] = []
     for index in range(count):

@@ -1,4 +1,4 @@
-"""The specialised functions and the grammar agree on drawn values of every message at every version."""
+"""The generated codec and the grammar agree on random values of every message at every version."""
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 # Some of these tests need values of wrong types.

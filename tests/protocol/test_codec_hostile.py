@@ -1,4 +1,4 @@
-"""Hostile bytes end in ProtocolError, soon and cheaply: a million mutated frames over every message and version."""
+"""Malformed bytes raise ProtocolError, soon and cheaply: a million mutated frames over every message and version."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from tests.steps.seeds import first_always
 SEEDS = range(10)
 FRAMES_PER_SEED = 100_000
 COMPARED_EVERY = 20
-"""The grammar also reads every twentieth mutant, and must come to the same verdict."""
+"""The grammar also reads every twentieth mutant, and must return the same result."""
 
 MEMORY_FACTOR = 40
-"""Memory that decoding may take per byte of the frame: an element of two bytes is at least an
+"""Memory that decoding may use per byte of the frame. An element of two bytes needs at least an
 object and a reference.
 """
 MEMORY_BYTES = 8 * 1024
@@ -49,7 +49,7 @@ MEMORY_BYTES = 8 * 1024
 BOMBS = [
     # Lengths and counts of two, four and eight bytes.
     *map(bytes.fromhex, ("7fff", "8000", "ffff", "7fffffff", "80000000", "fffffffe", "00ffffff", "0000ffff", "7f" * 8)),
-    # Varints: large, of too many bytes, of too many bits, torn.
+    # Varints: large ones, ones with too many bytes, with too many bits, and truncated ones.
     *map(
         bytes.fromhex, ("ffffffff0f", "ffffffff07", "ffff03", "ff7f", "8080808000", "808080808000", "ffffffff7f", "80")
     ),
@@ -62,7 +62,7 @@ class Sample:
     version: int
     frame: bytes
     position: int
-    """Position where the body begins."""
+    """Return the position where the body begins."""
 
 
 def samples(random: Random) -> list[Sample]:
@@ -79,8 +79,8 @@ def samples(random: Random) -> list[Sample]:
 
 
 def mutate(frame: bytes, other: bytes, random: Random) -> bytes:
-    """Apply one to three mutations: flipped bits, a bomb that overwrites bytes or is inserted, a cut, a splice with
-    another message.
+    """Apply one to three mutations: flip bits, overwrite bytes with a huge length or insert one, truncate, or splice
+    with another message.
     """
     for _ in range(random.choice((1, 1, 2, 3))):
         at = int(random.random() * len(frame))
@@ -103,7 +103,7 @@ def mutate(frame: bytes, other: bytes, random: Random) -> bytes:
 
 
 def decode_frame(sample: Sample, frame: bytes) -> None:
-    """Decode the frame as the server does a request and as a client does a response."""
+    """Decode the frame as the server decodes a request and as a client decodes a response."""
     if sample.schema.direction is Direction.RESPONSE:
         _, position = decode_response_header(sample.schema.api_key, sample.version, frame)
         codec.decode(sample.schema.struct_type, sample.version, frame, position)
@@ -134,9 +134,9 @@ def test_mutated_frames_raise_nothing_but_protocol_errors(seed: int):
         if number % COMPARED_EVERY == 0:
             body = frame[sample.position :]
             decoded, parsed = verdict(codec.decode, sample, body), verdict(grammar.parse, sample, body)
-            # Compare as text too, because a float that is not a number does not equal itself.
+            # Also compare the texts, because a NaN does not equal itself.
             assert decoded == parsed or repr(decoded) == repr(parsed)
-    # Otherwise the mutations would be too wild or too tame to reach the code under test.
+    # If this fails, the mutations are so strong or so weak that they do not reach the code under test.
     assert FRAMES_PER_SEED * 0.4 < refused < FRAMES_PER_SEED * 0.95
 
 
@@ -168,7 +168,7 @@ def test_the_smallest_elements_take_memory_in_proportion_to_their_size(schema: M
         smallest = field.kind() if isinstance(field.kind, type) else field.kind.zero
         crowded = schema.struct_type(**{field.name: (smallest,) * ELEMENTS})
         encoded = b"".join(codec.encode(crowded, version))
-        # Otherwise the decoder itself, which is built at first use, would be measured.
+        # Build the decoder before the measurement, because it is built at first use.
         codec.decode(schema.struct_type, version, encoded)
         tracemalloc.start()
         try:
@@ -184,15 +184,15 @@ def crowded_produce(count: int) -> bytes:
 
 
 def crowded_offset_fetch(count: int) -> bytes:
-    """Return an OffsetFetch crowded with numbers. They count as much as structs, because each becomes an element of the
-    answer.
+    """Return an OffsetFetch with as many partition numbers as fit. A number costs as much as a struct, because each
+    becomes an element of the answer.
     """
     half = OffsetFetchRequestTopic(name="t", partition_indexes=(0,) * (count // 2 - 1))
     return b"".join(codec.encode(OffsetFetchRequest(topics=(half, half)), 7))
 
 
 def crowded_tags(count: int) -> bytes:
-    """Return unknown tagged fields, which a decoder skips one by one."""
+    """Return a message with as many unknown tagged fields as fit. A decoder skips them one by one."""
     topic = b"\x02t" + tagged_section(MAX_TAGGED_FIELDS)
     topics = count // (1 + MAX_TAGGED_FIELDS)
     return write_uvarint(topics + 1) + topic * topics + b"\1\1\1" + tagged_section(0)
@@ -244,12 +244,14 @@ COUNTED = [
 
 @pytest.mark.parametrize(("message", "version", "count", "larger"), COUNTED)
 def test_a_count_is_refused_before_the_first_element_is_read(message: Any, version: int, count: bytes, larger: bytes):
-    """The counts are sixteen times the elements present, which reading the elements would reveal only at the end."""
+    """The counts are sixteen times the number of elements in the frame. A decoder that reads the elements would notice
+    that only at the end.
+    """
     encoded = b"".join(codec.encode(message, version))
     assert encoded.count(count) == 1
     hostile = encoded.replace(count, larger)
     for decode in (codec.decode, grammar.parse):
-        decode(type(message), version, encoded)  # memory allocated once per message type does not count for the frame
+        decode(type(message), version, encoded)  # memory that is allocated once per message type does not count
         tracemalloc.start()
         try:
             with pytest.raises(ProtocolError, match="elements"):
@@ -291,12 +293,12 @@ def test_an_array_of_more_than_a_million_elements_is_refused_before_it_is_read(m
     hostile = head + (1_000_001).to_bytes(4, "big") + bytes(6 * 1_000_001)
     for decode in (codec.decode, grammar.parse):
         with pytest.raises(ProtocolError):
-            decode(message_type, version, hostile)  # builds the decoder, which would otherwise be measured
+            decode(message_type, version, hostile)  # this builds the decoder, which must not be measured
         tracemalloc.start()
         try:
             with pytest.raises(ProtocolError):
                 decode(message_type, version, hostile)
-            # The grammar reads from a stream, which shares the bytes.
+            # The grammar reads from a stream, which does not copy the bytes.
             assert tracemalloc.get_traced_memory()[1] < MEMORY_BYTES
         finally:
             tracemalloc.stop()

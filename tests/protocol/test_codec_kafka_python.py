@@ -1,4 +1,4 @@
-"""Our bytes equal those of kafka-python, which reads upstream's message files by code of its own."""
+"""Our bytes equal those of kafka-python, which has its own generator for upstream's message files."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ NOT_THEIRS = frozenset(
 )
 """APIs that kafka-python 3.0 does not support."""
 LATEST_OF_THEIRS = {ApiKey.API_VERSIONS: 4, ApiKey.TXN_OFFSET_COMMIT: 5, ApiKey.DELETE_GROUPS: 2}
-"""kafka-python's latest version, if we know a later one."""
+"""kafka-python's latest version of an API, if we support a later one."""
 RENAMED: dict[str, str] = {"generation_id_or_member_epoch": "generation_id"}
-"""Fields that Kafka has renamed since: our name, and kafka-python's in TxnOffsetCommit."""
+"""Fields that Kafka has renamed: our name, and the name that kafka-python uses in TxnOffsetCommit."""
 
 COMPARED = [
     pytest.param(schema, version, id=name)
@@ -85,7 +85,7 @@ def test_kafka_python_reads_and_writes_our_bytes(schema, version):
         decoded._header = None  # noqa: SLF001 - it cannot otherwise encode what it has decoded
         assert bytes(decoded.encode(version=version)) == encoded
         for field in schema.fields:
-            # kafka-python reads authorized operations as sets of names, and has classes of its own for structs.
+            # kafka-python decodes authorized operations as sets of names, and has its own classes for structs.
             plain = not field.is_array and not isinstance(field.kind, type)
             if version in field.versions and plain and not field.name.endswith("_authorized_operations"):
                 renamed = RENAMED if schema.api_key is ApiKey.TXN_OFFSET_COMMIT else {}

@@ -1,4 +1,4 @@
-"""Frames of lz4 and blocks of snappy: the fast path agrees with the codec's own decoder, for any bytes."""
+"""Frames of lz4 and blocks of snappy: the fast path and the codec's own decoder agree, for any bytes."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_frame_larger_than_allowed_is_refused_for_its_size(plain: bytes) -> None
 
 
 def snappy_or_none(block: bytes) -> bytes | None:
-    """Return the block decoded by the codec alone, or None if the codec refuses it."""
+    """Return the block as decoded by the codec itself, or None if the codec refuses it."""
     try:
         return bytes(cramjam.snappy.decompress_raw(block))
     except cramjam.DecompressionError:
@@ -116,7 +116,7 @@ def test_snappy_block_is_judged_as_by_the_codec() -> None:
     for _ in range(3000):
         block = bytearray(cramjam.snappy.compress_raw(plain_of(chance)[:5_000]))
         for _ in range(chance.randrange(3)):
-            # Mutate mostly the bytes that hold the length.
+            # Mutate mostly the bytes that contain the length.
             block[chance.randrange(min(len(block), chance.choice([1, 3, 200])))] = chance.randrange(256)
         assert ours_or_none(bytes(block)) == snappy_or_none(bytes(block))
 

@@ -1,4 +1,4 @@
-"""The embedded consumer protocol, against the clients' own encoders and against hostile bytes."""
+"""The embedded consumer protocol, compared with the clients' own encoders, and with hostile bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of coordinators, against the bytes that Kafka 4.2's own classes write for the same values."""
+"""Records of coordinators, compared with the bytes that Kafka 4.2's own classes write for the same values."""
 
 from __future__ import annotations
 

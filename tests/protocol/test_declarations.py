@@ -1,4 +1,6 @@
-"""Every declaration, field by field, against upstream's message files; also error codes and API keys."""
+"""Every declaration, field by field, compared with upstream's message files. Error codes and API
+keys are compared too.
+"""
 
 from __future__ import annotations
 
@@ -141,17 +143,17 @@ RENAMED = {
     "DescribeQuorumRequest.topics": "DescribedTopic",
     "DescribeQuorumRequest.topics.partitions": "DescribedPartition",
 }
-"""Structs of a request and its response to which upstream gives the same name."""
+"""Structs to which upstream gives the same name in a request and in its response."""
 
 Common = dict[str, list[dict[str, Any]]]
-"""Upstream's common structs, which a message names in several places."""
+"""Upstream's common structs, to which a message refers in several places."""
 
 
 def compare_fields(
     where: str, ours: tuple[Field, ...], upstream: list[dict[str, Any]], held: Versions, common: Common
 ) -> None:
-    """Compare the fields. `held` is the range of versions in which the struct occurs at all; ranges mean nothing beyond
-    it.
+    """Compare the fields. `held` is the range of versions in which the struct occurs at all; outside it, a field's
+    range has no meaning.
     """
     present = [field for field in upstream if Versions.parse(field["versions"]) & held]
     assert [field.name for field in ours] == [snake_case(field["name"]) for field in present], where
@@ -220,7 +222,7 @@ def test_each_api_has_its_own_module(api: str):
 
 
 def test_upstreams_facts_are_of_the_tested_version():
-    """`python -m tests.kafka.facts` rewrites the facts after `tests/kafka/pom.xml` names another version."""
+    """When `tests/kafka/pom.xml` names another version, `python -m tests.kafka.facts` must rewrite the facts."""
     version = (REFERENCE / "version.txt").read_text().strip()
     assert f"<kafka.version>{version}</kafka.version>" in POM.read_text()
 

@@ -1,4 +1,4 @@
-"""Frames from a stream, however the stream is cut."""
+"""Frames from a stream, however the stream is divided into pieces."""
 
 from __future__ import annotations
 

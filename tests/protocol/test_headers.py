@@ -1,4 +1,4 @@
-"""Headers: which version applies, and which fields may be missing."""
+"""Headers: which header version a request uses, and which fields may be missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hash that places records with a key."""
+"""The hash by which records with a key are assigned to partitions."""
 
 from __future__ import annotations
 

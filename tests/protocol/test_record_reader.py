@@ -1,4 +1,4 @@
-"""The compiled parser accepts and refuses exactly what our own reader does, for any bytes."""
+"""For any bytes, the compiled parser accepts and refuses exactly the same as our own reader."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def walked(batch: Buffer) -> list[tuple[int, int, bytes | None, bytes | None]]:
 
 
 def verdict(reading: object, batch: Buffer) -> object:
-    """Return what `reading` returns, or only that it refuses."""
+    """Return the result of `reading`, or only that it refused."""
     try:
         return reading(batch)  # type: ignore[operator]
     except DAMAGED:
@@ -68,8 +68,8 @@ def test_record_of_any_size_is_read(codec: Compression, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_runs_of_equally_long_records_are_read(seed: int) -> None:
-    """Lengths of one byte, two and three, in runs that end inside windows and at their borders. Some differ from their
-    neighbours in only one of the two bytes.
+    """Record lengths take one, two or three bytes. Runs of equal lengths end inside windows and at their borders. Some
+    lengths differ from their neighbours in only one of two bytes.
     """
     chance = random.Random(seed)
     records: list[Record] = []
@@ -84,7 +84,7 @@ def test_runs_of_equally_long_records_are_read(seed: int) -> None:
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("size", [1, 2 * WINDOW_BYTES], ids=["one window", "several"])
 def test_append_time_applies_to_every_record(codec: Compression, size: int) -> None:
-    """The parser's copy of the head loses only its codec, and the batch's own head loses nothing."""
+    """In the parser's copy of the batch header only the codec is cleared. The batch's own header stays complete."""
     batch = build_batch(
         [Record(0, 5, b"k", b"v"), Record(1, 6, b"k", b"v" * size)],
         compression=codec,
@@ -98,9 +98,9 @@ def test_append_time_applies_to_every_record(codec: Compression, size: int) -> N
 
 @pytest.mark.parametrize("seed", range(40))
 def test_damaged_bytes_are_refused_as_by_our_own_reader(seed: int) -> None:
-    """Bytes behind the head are changed and cut off. Batches that both accept are read alike. A batch that only the
-    parser accepts (for example, with offsets that do not rise) has as many records as its head says, and the parser's
-    callers judge the rest.
+    """Bytes behind the batch header are changed or removed. If parser and reader both accept a batch, they return the
+    same records. A batch that only the parser accepts (for example, with offsets that do not rise) has as many records
+    as its header says. The parser's callers check everything else.
     """
     chance = random.Random(seed)
     for _ in range(60):
@@ -130,7 +130,7 @@ def test_wrong_record_count_is_refused(count: int, value: bytes) -> None:
 
 
 HUGE = bytes([0xFF] * 8 + [0x7F])
-"""A zigzag varint near −2**62; with the last bit cleared, +2**62."""
+"""A zigzag varint close to −2**62. If its last bit is cleared, it is +2**62."""
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_bomb_is_refused_at_the_bound(codec: Compression) -> None:
     ],
 )
 def test_parser_never_receives_more_than_a_window(monkeypatch: pytest.MonkeyPatch, records: list[Record]) -> None:
-    """The parser holds the interpreter's lock while it builds the records of one window."""
+    """The parser holds the interpreter's lock while it creates the records of one window."""
     given: list[int] = []
     counts: list[int] = []
 

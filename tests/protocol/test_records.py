@@ -1,4 +1,4 @@
-"""Record batches, against the builders and readers of kafka-python and aiokafka and against hostile bytes."""
+"""Record batches, compared with the builders and readers of kafka-python and aiokafka, and with hostile bytes."""
 
 from __future__ import annotations
 
@@ -373,7 +373,7 @@ def test_torn_end_marker_is_refused():
         torn = bytearray(whole[:length])
         with pytest.raises(ProtocolError):
             control_type_of(torn)
-        if length > HEAD_BYTES:  # still holds if the head agrees with the remaining length
+        if length > HEAD_BYTES:  # this still holds if the header agrees with the remaining length
             struct.pack_into(">i", torn, 8, length - 12)
             with pytest.raises(ProtocolError):
                 control_type_of(torn)
@@ -475,7 +475,7 @@ def test_mutated_batches_raise_only_protocol_errors(codec):
     for _ in range(4000):
         batch = bytearray(whole)
         for _ in range(randomness.randint(1, 4)):
-            # The length field is left alone: a wrong length ends the test before the records are reached.
+            # Leave the length field unchanged. With a wrong length, the test would end before the records are read.
             batch[randomness.choice([*range(16, 24), *range(57, len(batch))])] = randomness.randrange(256)
         try:
             for _record in iter_records(batch, max_decompressed_bytes=1 << 20):

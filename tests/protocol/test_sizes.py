@@ -1,4 +1,4 @@
-"""The estimated cost of encoding: never too low, and not many times too high."""
+"""The estimated cost of encoding is never too low, and not many times too high."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_no_answer_is_longer_than_estimated(schema: MessageSchema, version: int)
 
 
 def small_records(message: object) -> int:
-    """Return the bytes of records that are copied among the fields, which the estimate leaves out."""
+    """Return the size of the records that are copied together with the fields. The estimate leaves them out."""
     if not isinstance(message, FetchResponse):
         return 2**20 if type(message).__name__ in ("ShareFetchResponse",) else 0
     parts = (part for topic in message.responses for part in topic.partitions)

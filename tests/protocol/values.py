@@ -18,7 +18,9 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz-._0123456789äß€😀"
 
 
 def message_value(schema: MessageSchema, version: int, random: Random, *, longest: int = 4) -> Any:
-    """Return a message with every field of that version drawn. Fields that the version lacks keep their defaults."""
+    """Return a message with random values in every field of that version. Fields that the version lacks keep their
+    defaults.
+    """
     return _struct_value(schema.struct_type, version, random, longest)
 
 
@@ -64,5 +66,5 @@ def _value(kind: Any, version: int, random: Random, longest: int) -> Any:
 
 
 def _length(random: Random) -> int:
-    """Return a length: mostly short, sometimes near a length whose varint needs another byte."""
+    """Return a random length: mostly short, sometimes close to a length whose varint needs another byte."""
     return random.choice((126, 127, 128)) if random.random() < 0.03 else random.choice((0, 1, 3, 7, 15))

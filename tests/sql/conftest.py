@@ -1,4 +1,6 @@
-"""A gateway with the SQL door, and connections of ordinary SQL clients."""
+"""A gateway with the SQL door (the functions by which SQL transactions produce and commit), and connections of ordinary
+SQL clients.
+"""
 
 from __future__ import annotations
 

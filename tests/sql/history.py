@@ -1,12 +1,11 @@
 """Attack the SQL door and compare the topics with the tables: `python -m tests.sql.history [--minutes 30] [--seed 7]`.
 
 The one idea: each event is a row, too. Every transaction that updates an account stores the event's token with the
-account's new version in `event`. So the tables say afterwards exactly which records must exist, and in which order,
-also for a commit whose outcome its client never learned. Exit code 0 if every promise was kept, 1 if not.
+account's new version in `event`. So afterwards the tables hold exactly the records that must exist, in their order.
+This includes a commit whose outcome its client never learned. Exit code 0 if every promise was kept, 1 if not.
 """
 
-# The stubs of confluent_kafka name only a part of what it has.
-# pyright: reportPrivateImportUsage=false
+# The type stubs of confluent_kafka declare only a part of its API.
 
 from __future__ import annotations
 
@@ -40,13 +39,17 @@ from tests.trust.world import World, world
 
 TOPICS: Mapping[str, int] = {"door-0": 3, "door-1": 3, "door-2": 3}
 ACCOUNTS = 5
-"""Accounts of each table that all writers share. Few accounts make deadlocks and waits for row locks frequent."""
+"""Number of accounts of each table. All writers share them. Few accounts make deadlocks and waits for row locks
+frequent.
+"""
 WRITERS, CONSUMERS, PRODUCERS = 8, 4, 2
 NODES = 2
 LARGE = 12_000
-"""Records of a transaction that one statement of the relay cannot take."""
+"""Number of records of a transaction that is too large for one statement of the relay (the node that copies SQL records
+to the log).
+"""
 LARGE_IN_VIGIL = 3
-"""Large transactions in a third of the run, about. Short runs have fewer: see LARGE_PAUSE_S."""
+"""About this many large transactions are committed in each third of a run. Short runs have fewer: see LARGE_PAUSE_S."""
 LARGE_PAUSE_S = 5.0
 """The shortest mean pause between two large transactions."""
 GROUP = "sums"
@@ -54,9 +57,10 @@ PACE_S = 0.03
 POLL_S = 0.1
 SETTLE_S = 240.0
 OPEN_S = 600.0
-"""How long one session of a run stays open, at most a third of the run. Postgres is not killed in the meantime."""
+"""How long one transaction must stay open (see Vigil), at most a third of the run. Postgres is not killed in that time.
+"""
 HELD_S = 20.0
-"""How long a consumer that keeps its transaction open waits for the group to go on without it."""
+"""How long a consumer keeps its transaction open and waits until the group continues without it."""
 
 COMMIT = "select kafka.commit_offset($1, $2, $3, $4, generation => $5, member => $6)"
 CUT = (
@@ -76,7 +80,7 @@ Record = tuple[str, str, str, int]
 
 @dataclass
 class Findings:
-    """Sentences by the promise that was broken, and counts of what happened."""
+    """Violations of each promise, as sentences, and counts of events."""
 
     violations: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     counts: Counter[str] = field(default_factory=Counter[str])
@@ -91,7 +95,8 @@ class Findings:
 def compare(log: Sequence[Record], expected: Mapping[tuple[str, str], Sequence[tuple[str, int]]]) -> list[str]:
     """Return a sentence for each key whose records are not the expected tokens and amounts in their order.
 
-    `log`: records in the order of their offsets within each partition. `expected`: by topic and key.
+    `log` holds each partition's records in the order of their offsets. `expected` holds the tokens and amounts by topic
+    and key.
     """
     found: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for topic, key, token, amount in log:
@@ -121,7 +126,9 @@ def sums_of(log: Iterable[Record]) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 class Vigil:
-    """The time in which one session must stay open: from `begin_s` (monotonic) until it has lived for `length_s`."""
+    """The time in which one transaction must stay open: from `begin_s` (monotonic clock) until it has been open for
+    `length_s`.
+    """
 
     def __init__(self, begin_s: float, length_s: float) -> None:
         self.begin_s = begin_s
@@ -167,7 +174,7 @@ class Writers:
                 connection = None
             except asyncpg.PostgresError as error:
                 self._findings.broke("a writer meets only deadlocks and cuts", repr(error))
-            await asyncio.sleep(chance.uniform(0, 2 * PACE_S))  # the pace of a writer
+            await asyncio.sleep(chance.uniform(0, 2 * PACE_S))  # a pause, which sets the writer's rate
         if connection is not None:
             connection.terminate()  # the attack may have broken it, and nothing is open in it
 
@@ -196,7 +203,9 @@ class Writers:
             self._findings.counts["transactions committed"] += 1
 
     async def _write_much(self, chance: random.Random) -> None:
-        """Commit transactions that the relay must append in pieces, about ten in a run of more than a minute."""
+        """Commit transactions that the relay must append in several pieces: about ten of them in a run of more than a
+        minute.
+        """
         pause_s = max(self._vigil.length_s / LARGE_IN_VIGIL, LARGE_PAUSE_S)
         connection: asyncpg.Connection | None = None
         while not self._stopping:
@@ -219,7 +228,8 @@ class Writers:
 
     async def _stay_open(self) -> None:
         """Produce for an account of its own in a transaction that commits late. Begin again if a fault cuts the
-        session. No fault cuts the session of the vigil."""
+        connection. During the vigil (see Vigil) no fault may cut it.
+        """
         chance = random.Random(0)
         while not self._stopping:
             keeps = self._vigil.holds()
@@ -245,7 +255,9 @@ class Writers:
                 await asyncio.sleep(0.2)
 
     def _ends(self, keeps: bool, opened_s: float) -> bool:
-        """True if the open session commits now. An earlier session gives way to the vigil's."""
+        """Return True if the open transaction must commit now. A transaction that is open when the vigil begins
+        commits, so that the vigil's own can start.
+        """
         if keeps:
             return self._stopping or time.monotonic() - opened_s >= self._vigil.length_s
         return self._stopping or self._vigil.holds()
@@ -255,12 +267,12 @@ async def connect(url: str, name: str) -> asyncpg.Connection:
     settings = {"application_name": name, "deadlock_timeout": "50ms"}
     try:
         return await asyncpg.connect(url, timeout=10, command_timeout=60, server_settings=settings)
-    except asyncpg.CannotConnectNowError as error:  # Postgres recovers
+    except asyncpg.CannotConnectNowError as error:  # Postgres is still recovering
         raise ConnectionError(str(error)) from error
 
 
 async def _until(met: Callable[[], Awaitable[Any]], within_s: float) -> None:
-    """Ask until the answer is true; raise TimeoutError after `within_s`."""
+    """Await `met` repeatedly until its result is true. Raise TimeoutError after `within_s`."""
     deadline_s = time.monotonic() + within_s
     for _ in iter(lambda: time.monotonic() < deadline_s, False):
         if await met():
@@ -270,7 +282,7 @@ async def _until(met: Callable[[], Awaitable[Any]], within_s: float) -> None:
 
 
 async def move(connection: asyncpg.Connection, topic: str, key: str, chance: random.Random, *, early: bool) -> None:
-    """Update an account and produce its event, one before the other at random.
+    """Update an account and produce its event. Chance decides which of the two comes first.
 
     A record that is staged before the account's lock is taken shows whether offsets follow the locks.
     """
@@ -371,7 +383,9 @@ class Stock:
 
 
 class Summing:
-    """A stock consumer that stores its sums and its position in one transaction, with the fence of its generation."""
+    """A stock consumer that stores its sums and its position in one transaction. The commit names the generation of its
+    assignment, so a later generation fences it.
+    """
 
     def __init__(self, bootstrap: str, database_url: str, loop: LoopThread, findings: Findings, seed: int) -> None:
         self._url = database_url
@@ -408,8 +422,8 @@ class Summing:
         self._thread.join(SETTLE_S)
 
     def _run(self) -> None:
-        # librdkafka joins again only after it has called on_revoke. So the generation that Postgres shows in
-        # on_assign is the assignment's own, or this member is no longer in the group and every commit is fenced.
+        # librdkafka joins again only after it has called on_revoke. So when on_assign runs, Postgres shows the
+        # generation of this assignment. Otherwise the member has left the group, and every commit of it is fenced.
         self._consumer.subscribe(list(TOPICS), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
         while not self._stopping.is_set():
             try:
@@ -450,7 +464,8 @@ class Summing:
     async def _open(self) -> asyncpg.Connection:
         """Return the open connection, or a new one after the previous one's server process has ended.
 
-        That process may still commit. Its successor would read the position of before and count records twice.
+        The old server process may still commit; a connection opened before that would read the old position and count
+        records twice.
         """
         if self._connection is not None and not self._connection.is_closed():
             return self._connection
@@ -524,12 +539,12 @@ class Summing:
             raise
 
     async def _hold(self, generation: int) -> None:
-        """Wait until the group has another generation, as a consumer that hangs would."""
+        """Wait until the group has a later generation. The consumer seems to hang in that time."""
         self._findings.counts["consumers hung"] += 1
         other = await connect(self._url, "door observer")
         try:
             changed = "select generation_id <> $2 from sluice.consumer_group where group_id = $1"
-            with contextlib.suppress(TimeoutError):  # the rest of the group may be unable to go on, too
+            with contextlib.suppress(TimeoutError):  # perhaps no other member can continue, either
                 await _until(lambda: other.fetchval(changed, GROUP, generation), HELD_S)
         finally:
             other.terminate()
@@ -544,7 +559,7 @@ def record_of(message: Any) -> Record:
 
 
 class Faults:
-    """Each method is one fault, which has ended when the method returns."""
+    """Faults of a run. Each method causes one fault and returns after the fault has ended."""
 
     def __init__(self, attacked: World, loop: LoopThread, chance: random.Random, vigil: Vigil) -> None:
         self._vigil = vigil
@@ -554,9 +569,10 @@ class Faults:
         self._next: list[Callable[[], str]] = [self._gateway, self._postgres, self._dump]
 
     def any(self) -> str:
-        """Cause a fault and return a sentence about it. Every run begins with a dump and a kill of Postgres and of a
-        node."""
-        # Killed sessions are the most frequent fault, because they leave the rest at work.
+        """Cause one fault and return a sentence that describes it. Every run begins with a dump, a kill of Postgres and
+        a kill of a node.
+        """
+        # Killed sessions are the most frequent fault, because everything else continues to work.
         self._next = self._next or [self._sessions] * 5 + [self._gateway] * 2 + [self._postgres, self._dump]
         return self._next.pop(self._chance.randrange(len(self._next)))()
 
@@ -623,7 +639,7 @@ create table sums (topic text, key text, count bigint not null, total bigint not
 
 
 def run(seed: int, seconds: float, *, root: Path = ROOT, say: Callable[[str], None] = print) -> Findings:
-    """Attack a cluster for `seconds`, let it settle, and judge. `root`: sources of the nodes."""
+    """Attack a cluster for `seconds`, wait until it has settled, and judge. Nodes run from the sources in `root`."""
     chance = random.Random(seed)
     findings = Findings()
     loop = LoopThread()
@@ -667,7 +683,7 @@ async def _prepare(url: str) -> None:
 
 
 async def _settled(url: str) -> tuple[list[Any], list[Any]]:
-    """Return accounts and events after each record has its offset."""
+    """Return accounts and events once each record has its offset."""
     connection = await asyncpg.connect(url)
     try:
         whole: Any = await connection.fetchval("select kafka.flush('200 seconds')", timeout=SETTLE_S)
@@ -701,7 +717,8 @@ def _judge(
     expected: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for row in events:
         expected.setdefault((row["topic"], row["key"]), []).append((row["token"], row["amount"]))
-    for row in accounts:  # the tables' own consistency; a failure is Postgres' or this checker's
+    # Check that the tables agree with each other. If they do not, Postgres or this checker is wrong.
+    for row in accounts:
         stored = expected.get((row["topic"], row["key"]), [])
         assert row["version"] == len(stored), row
         assert row["balance"] == sum(amount for _, amount in stored), row
@@ -734,7 +751,7 @@ def _judge(
 
 
 def read_all(bootstrap: str) -> tuple[list[Record], dict[tuple[str, int], int]]:
-    """Return all records, and the end of each partition. Raise AssertionError if they cannot be read in time."""
+    """Return all records and the end offset of each partition. Raise AssertionError if they cannot be read in time."""
     consumer = Consumer({**PATIENT, "bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False})
     try:
         places = [TopicPartition(topic, index, 0) for topic, count in TOPICS.items() for index in range(count)]
@@ -757,7 +774,9 @@ def read_all(bootstrap: str) -> tuple[list[Record], dict[tuple[str, int], int]]:
 
 
 def _end_of(consumer: Consumer, place: TopicPartition) -> int:
-    """Return where a partition ends. A client that still knows a killed node is answered by none, and asks again."""
+    """Return the end offset of a partition. A client may ask a killed node that it still knows; it gets no answer and
+    asks again.
+    """
     deadline_s = time.monotonic() + SETTLE_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Fences of commits that SQL clients make."""
+"""Generations and member epochs by which SQL clients fence their commits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Connection = asyncpg.Connection
 
 
 async def fence(sql: Connection, group: str, member_id: str) -> int:
-    """Return the generation, or the member's epoch, as Postgres has it."""
+    """Return the group's generation, or the member's epoch, from Postgres."""
     found: Any = await sql.fetchval(
         """select case g.group_type when 'classic' then g.generation_id else m.member_epoch end
         from sluice.consumer_group g join sluice.group_member m using (group_id)

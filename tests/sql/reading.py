@@ -12,8 +12,9 @@ DEADLINE_S = 60
 
 
 def read(consumer: Consumer, topic: str, count: int, *, partitions: int = 3, none_more_s: float = 0.0) -> list[Any]:
-    """Return the first `count` messages of the topic. Fail if they do not come in time, or if another one comes
-    within `none_more_s`."""
+    """Return the first `count` messages of the topic. Fail if these messages do not arrive in time, or if another
+    message arrives within `none_more_s`.
+    """
     consumer.assign([TopicPartition(topic, index, 0) for index in range(partitions)])
     found: list[Any] = []
     deadline_s = time.monotonic() + DEADLINE_S
@@ -30,10 +31,10 @@ def read(consumer: Consumer, topic: str, count: int, *, partitions: int = 3, non
 
 
 def values(messages: list[Any]) -> list[Any]:
-    """Return the values, of which a type checker knows nothing: bytes, or None for a tombstone."""
+    """Return the messages' values: bytes, or None for a tombstone. The type stubs do not declare them."""
     return [message.value() for message in messages]
 
 
 def error(refused: pytest.ExceptionInfo[Exception]) -> Any:
-    """Return Postgres' error with its sqlstate and hint, which asyncpg sets without declaring them."""
+    """Return Postgres' error. asyncpg sets its sqlstate and hint without declaring them."""
     return refused.value

@@ -64,7 +64,8 @@ async def test_a_kill_in_the_middle_of_a_large_transaction_loses_and_repeats_not
     await sql.execute(
         "select kafka.produce_many('t', array(select n::text from generate_series(1, $1::integer) n))", total
     )
-    # The relay has written the bytes of some pieces. No reader sees them, but Postgres never rolls a sequence back.
+    # The relay has given some pieces their place in the log and stored their bytes. No reader sees them, but a sequence
+    # of Postgres never rolls back.
     await until(
         lambda: sql.fetchval("select pg_sequence_last_value('sluice.inline_position') >= 3"), "the relay is at work"
     )

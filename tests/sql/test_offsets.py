@@ -202,7 +202,7 @@ async def test_the_journal_shows_who_committed_by_sql(
 
 
 async def journaled_refusals(sql: Connection, topic: str) -> list[Any]:
-    """Return the refused commits to the topic in the journal, once all that happened before are there."""
+    """Return the journal's refused commits to the topic, after the journal has all earlier events."""
     await until(
         lambda: sql.fetchval(
             "select d.refusals_journaled = (select q.last_value from sluice.refused_commit q) from sluice.sql_door d"
@@ -230,7 +230,7 @@ async def test_the_journal_shows_fenced_commits_of_sql(
             await sql.execute(COMMIT, "fenced", topic, 1, offset, named, member)
     await sql.execute("begin")
     await sql.execute(COMMIT, "fenced", topic, 2, 9, generation, member_id)
-    consumer.close()  # the group's generation ends between the call and the commit
+    consumer.close()  # between the call and the commit the group's generation ends
     with pytest.raises(asyncpg.PostgresError, match="fenced"):
         await sql.execute("commit")
     assert await journaled_refusals(sql, topic) == [

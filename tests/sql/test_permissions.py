@@ -18,14 +18,16 @@ Connection = asyncpg.Connection
 
 
 async def connect_as(url: str, role: str) -> Connection:
-    """Return a session of the role. The embedded server's socket lets no other user in."""
+    """Connect as the role. The embedded server's socket accepts no other user, so a session of its own user changes its
+    role.
+    """
     connection = await asyncpg.connect(url)
     await connection.execute(f"set session authorization {role}")
     return connection
 
 
 async def make_role(sql: Connection, *member_of: str) -> str:
-    """Create a role that is a member of these, and of no other."""
+    """Create a role that is a member of the given roles, and of no other role."""
     role = f"sql_test_{uuid.uuid4().hex[:12]}"
     await sql.execute(f"create role {role}")
     for group in member_of:
@@ -35,7 +37,7 @@ async def make_role(sql: Connection, *member_of: str) -> str:
 
 @pytest.fixture
 async def roles(sql: Connection) -> AsyncIterator[list[str]]:
-    """Roles that are dropped at the end."""
+    """Yield a function that creates roles, and drop these roles at the end."""
     made: list[str] = []
     yield made
     for role in made:
@@ -223,7 +225,7 @@ async def test_acls_decide_with_an_authorizer(
         with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not WRITE topic other"):
             await writer.execute("select kafka.produce('other', 'v')")
         assert "closed" not in [row["topic"] for row in await writer.fetch("select topic from kafka.topics")]
-        # The node makes the journal's tables of today soon after its start.
+        # Soon after its start, the node creates the journal's tables for the current day.
         made = "select exists (select from pg_inherits where inhparent = 'sluice.journal_ownership'::regclass)"
         await until(lambda: owner.fetchval(made), "the journal's first table")
         await owner.execute(

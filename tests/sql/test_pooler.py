@@ -23,8 +23,8 @@ async def pooled(gateway: GatewayProcess, sql: Connection, tmp_path: Path) -> As
     assert gateway.database_url is not None
     await admit_pooler(sql)
     with pooler(gateway.database_url, tmp_path, mode="transaction", ignored="extra_float_digits", servers=1) as url:
-        # PgBouncer before 1.21, as in Debian 12, moves no prepared statement from one server to another, so a client
-        # keeps none between its transactions.
+        # PgBouncer before 1.21, as in Debian 12, cannot move a prepared statement to another server connection. So a
+        # client keeps no prepared statement across transactions.
         connections = [await asyncpg.connect(url, statement_cache_size=0) for _ in range(2)]
         yield tuple(connections)
         for connection in connections:
@@ -50,7 +50,8 @@ async def test_transactions_of_two_clients_share_one_server(
     transaction = first.transaction()
     await transaction.start()
     await first.execute(produce, topic, "rolled back")
-    waiting = asyncio.ensure_future(second.execute(produce, topic, "last"))  # wait until the pooler's server is free
+    # Wait until the pooler's connection is free.
+    waiting = asyncio.ensure_future(second.execute(produce, topic, "last"))
     await transaction.rollback()
     await waiting
     expected = [text for number in range(20) for text in (f"{number}", f"{number} released")]

@@ -255,7 +255,7 @@ async def test_records_of_a_large_transaction_become_visible_together(
     places = [TopicPartition(name, index) for name in names for index in range(2)]
 
     def ends_of_a_client() -> int:
-        # One node leads all partitions, so the client asks once, and the node answers from one snapshot.
+        # One node leads all partitions, so the client sends one request, and the node answers from one snapshot.
         asked: dict[TopicPartition, Any] = {place: OffsetSpec.latest() for place in places}
         found = admin.list_offsets(asked, request_timeout=30)
         return sum(future.result(30).offset for future in found.values())
@@ -329,7 +329,7 @@ async def test_records_of_sql_are_compacted_like_any_other(gateway_factory: Gate
     offsets: list[Any] = []
 
     async def cleaned() -> bool:
-        # The newest batch is never compacted, so another one must follow.
+        # The newest batch is never compacted, so another batch must follow.
         await produce("last", "x")
         rows = await sql.fetch("select \"offset\", key from kafka.records('kept', 0, 0, 1000) where note is null")
         offsets[:] = [row["offset"] for row in rows if row["key"] != b"last"]
@@ -443,7 +443,8 @@ async def test_the_largest_record_that_is_accepted_fits_max_message_bytes(
     sql: Connection, gateway: GatewayProcess, consumer: Consumer
 ) -> None:
     create_topic(gateway, "small", 1, max_message_bytes="200")
-    # 61 bytes of head; length, attributes, two deltas, key, length of the value, headers: 9.
+    # The batch header has 61 bytes. The record adds 9: its length, attributes, two deltas, key, length of the value,
+    # headers.
     await sql.execute("select kafka.produce('small', repeat('x', 130))")
     with pytest.raises(asyncpg.ProgramLimitExceededError, match="topic small: a record of 201 bytes") as refused:
         await sql.execute("select kafka.produce('small', repeat('x', 131))")

@@ -40,7 +40,7 @@ Start = Callable[[], contextlib.AbstractContextManager[subprocess.Popen[bytes]]]
 
 
 def program(heading: str) -> str:
-    """Return the code block below a heading of the page."""
+    """Return the code block below the given heading of the page."""
     found = re.search(rf"^### {re.escape(heading)}\n.*?^```\w+\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert found is not None, f"{PAGE} has no program below {heading}"
     return found[1]
@@ -48,7 +48,7 @@ def program(heading: str) -> str:
 
 @pytest.fixture
 def node(gateway_factory: GatewayFactory) -> GatewayProcess:
-    """A node with the topics of the programs."""
+    """A node that has the topics of the programs."""
     made = gateway_factory()
     for topic in ("orders", "totals"):
         create_topic(made, topic, 3)
@@ -70,7 +70,7 @@ def run(command: list[str], node: GatewayProcess, url: str) -> subprocess.Comple
 
 
 def messages(node: GatewayProcess, topic: str, count: int) -> list[Any]:
-    """Return the values of exactly `count` messages, which are JSON."""
+    """Return the values of exactly `count` messages. Each value is JSON."""
     consumer = Consumer({"bootstrap.servers": node.bootstrap, "group.id": "reader"})
     try:
         return [json.loads(message.value()) for message in read(consumer, topic, count, none_more_s=0.5)]
@@ -79,7 +79,7 @@ def messages(node: GatewayProcess, topic: str, count: int) -> list[Any]:
 
 
 async def rows_and_events_are_equal(sql: Connection, node: GatewayProcess) -> int:
-    """Compare the table of orders with its topic, and return how many orders there are."""
+    """Assert that the table of orders equals its topic, and return the number of orders."""
     rows = {(row["id"], row["customer"], row["total"]) for row in await sql.fetch("select * from orders")}
     events = messages(node, "orders", len(rows))
     assert {(event["id"], event["customer"], Decimal(str(event["total"]))) for event in events} == rows
@@ -193,7 +193,7 @@ def _psql() -> str:
 
 
 def _jars() -> Path:
-    """Return the folder of the jars, which Maven fetches once."""
+    """Return the folder of the jars. Maven downloads them once."""
     assert shutil.which("mvn"), "Maven is not installed; install the Debian packages maven and openjdk-17-jdk-headless"
     stamp = JARS / "complete"
     if not stamp.exists() or stamp.read_text() != POM.read_text():

@@ -54,7 +54,7 @@ async def test_another_node_takes_over_from_a_killed_relay(cluster: Cluster, dat
         await until(lambda: produced >= wanted, f"{more} more records")
 
     producing = asyncio.create_task(produce())
-    # After the first kill, the node that is killed next is the relay.
+    # After the first kill, the next node to be killed is the relay.
     for node in (nodes[0], nodes[1], nodes[0]):
         await wait_for(200)
         node.kill()
@@ -97,14 +97,16 @@ async def test_fetches_that_wait_on_other_nodes_return_at_once(cluster: Cluster,
     finally:
         await sql.close()
         consumer.close()
-    # The first fetch of each partition comes when the client has found its leader.
+    # Each partition's first fetch arrives only after the client has found the partition's leader.
     assert max(taken[2 * partitions :]) < WAIT_S / 2, taken
 
 
 async def test_a_large_transaction_survives_the_move_of_its_bytes(
     gateway_factory: GatewayFactory, tmp_path: Path
 ) -> None:
-    """A slot of inline bytes is emptied once no chunk needs it, and chunks find bytes written before their offsets."""
+    """Slots hold records' bytes inline and are emptied once no chunk needs them. Chunks find bytes even if these were
+    written before the offsets were given.
+    """
     gateway = gateway_factory(
         {"log.store.roll.ms": "100", "log.retention.check.interval.ms": "200"},
         environment={"SLUICE_LOG_STORE": str(tmp_path / "log")},
@@ -141,7 +143,7 @@ async def test_a_large_transaction_waits_for_a_locked_partition_without_beginnin
     await sql.execute("select kafka.produce_many('t', array(select n::text from generate_series(1, 20000) n))")
 
     async def waiting() -> tuple[int, datetime] | None:
-        """Process id and start of the relay's statement, if the statement waits for a lock."""
+        """Return process id and start time of the relay's statement if the statement waits for a lock."""
         row = await sql.fetchrow(
             "select pid, query_start from pg_stat_activity"
             " where application_name = 'sluice relay' and wait_event_type = 'Lock'"

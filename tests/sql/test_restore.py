@@ -33,11 +33,11 @@ Connection = asyncpg.Connection
 GROUP = "billing"
 DEADLINE_S = 60
 IN_STORE = {"log.store.roll.ms": "100", "log.retention.check.interval.ms": "500"}
-"""Settings of a node that moves bytes out of Postgres at once."""
+"""Settings of a node that moves records out of Postgres at once."""
 
 
 class Place:
-    """A place of records. `environment` is what nodes and commands need to reach a bucket."""
+    """A place where records are stored. Nodes and commands need the variables in `environment` to reach a bucket."""
 
     def __init__(self, kind: str, location: str, environment: Mapping[str, str]) -> None:
         self.settings = {} if kind == "postgres" else IN_STORE
@@ -46,7 +46,7 @@ class Place:
         self._has_files = kind != "postgres"
 
     async def settled(self, database_url: str) -> None:
-        """Wait until the records lie where they are meant to lie."""
+        """Wait until all records are in the given place."""
         if self._has_files:
             await moved(database_url)
 
@@ -59,7 +59,7 @@ class Place:
     ]
 )
 def place(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Place:
-    """Each place where records may lie. Without Go, the bucket is skipped."""
+    """Each place where records may be stored. Without Go the bucket is skipped."""
     kind: str = request.param
     if kind == "bucket":
         server: S3Server = request.getfixturevalue("s3")
@@ -69,7 +69,7 @@ def place(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Place:
 
 @pytest.fixture
 def loop() -> Iterator[LoopThread]:
-    """An event loop that outlives the test's own, for servers."""
+    """An event loop for the servers, which live longer than the test's own event loop."""
     made = LoopThread()
     yield made
     made.close()
@@ -82,7 +82,7 @@ async def directory() -> AsyncIterator[Path]:
 
 
 async def order(sql: Connection, first: int, count: int) -> None:
-    """Insert orders and produce their events, a transaction for each."""
+    """Insert orders and produce their events. Each order has a transaction of its own."""
     for number in range(first, first + count):
         async with sql.transaction():
             await sql.execute("insert into orders values ($1)", number)
@@ -90,7 +90,9 @@ async def order(sql: Connection, first: int, count: int) -> None:
 
 
 async def bill(sql: Connection, bootstrap: str, until: int) -> list[int]:
-    """Store what a stock consumer of the group reads, with its position, until order `until`. Return what it read."""
+    """Store the records that a stock consumer of the group reads, with its position, up to order `until`. Return these
+    records.
+    """
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -127,7 +129,7 @@ async def prepare(sql: Connection) -> None:
 
 
 async def assert_restored(sql: Connection, bootstrap: str, orders: int, billed: int) -> None:
-    """Assert that tables, topic and position are of one moment, and that work continues from there."""
+    """Assert that tables, topic and position are of one moment, and that clients can continue from there."""
     assert await sql.fetchval("select count(*) from orders") == orders
     assert await sql.fetchval("select count(*) from billed") == billed
     assert await sql.fetchval('select "offset" from kafka.committed($1)', GROUP) == billed
@@ -164,7 +166,7 @@ async def test_a_recovery_to_a_point_in_time_restores_tables_topics_and_offsets(
     await bill(sql, gateway.bootstrap, 29)
     await place.settled(server.url)
     gateway.kill()
-    await order(sql, 30, 20)  # no node gives these records their offsets before that moment
+    await order(sql, 30, 20)  # before that moment no node gives these records offsets
     await sql.execute("select pg_create_restore_point('drill')")
     gateway.restart()
     await order(sql, 50, 30)

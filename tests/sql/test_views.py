@@ -36,7 +36,7 @@ async def test_records_reads_what_producers_and_sql_wrote(sql: Connection, topic
 
 
 async def test_a_record_of_many_headers_is_read_in_time(sql: Connection, topic: str) -> None:
-    """Each header costs the same, however many came before."""
+    """Reading a header costs the same, however many headers come before it."""
     headers = "(select jsonb_object_agg('h' || i, i::text) from generate_series(1, 60000) i)"
     await sql.execute(f"select kafka.produce($1, 'v', headers => {headers}, partition => 0)", topic)
     assert await sql.fetchval("select kafka.wait_for($1, 0, 0)", topic)

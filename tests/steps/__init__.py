@@ -1,1 +1,1 @@
-"""Steps that tests of several rooms share."""
+"""Steps that tests of several rooms (top-level packages) share."""

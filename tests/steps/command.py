@@ -11,7 +11,7 @@ TIMEOUT_S = 120.0
 
 
 def sluice(*words: str, said: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, and return its exit code and both outputs. `said` is what it reads."""
+    """Run a command to its end, and return its exit code and both outputs. `said` is its standard input."""
     return subprocess.run(
         [sys.executable, "-m", "gateway.cli", *words],
         cwd=ROOT,
@@ -25,7 +25,7 @@ def sluice(*words: str, said: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def output_of(*words: str) -> str:
-    """Run a command that must succeed, and return what it printed."""
+    """Run a command that must succeed, and return its output."""
     done = sluice(*words)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -1,4 +1,4 @@
-"""Choose the seeds of a simulation that run each time, and those that run in the long tests."""
+"""Choose the seeds of a simulation: those that run each time, and those that run only in the long tests."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def first_always(values: Sequence[Any], count: int) -> list[Any]:
 
 
 def finds(seeds: Iterable[int], goes_wrong: Callable[[int], bool], *, found_before: Iterable[int] = ()) -> bool:
-    """Return whether any seed fails. `found_before` lists seeds that once failed; they run first, so mostly no other
-    seed has to."""
+    """Return whether any seed fails. `found_before` lists seeds that failed earlier. They run first, so that usually no
+    other seed has to run.
+    """
     return any(goes_wrong(seed) for seed in chain(found_before, seeds))

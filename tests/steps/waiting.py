@@ -1,7 +1,7 @@
 """Poll for a condition until a deadline.
 
-Use it for what happens in another process, on another node or in Postgres, because no event reports that to a test. A
-deadline is a bound for a loaded machine and not a measure of speed, so it is long.
+Use it for events in another process, on another node or in Postgres, of which a test is not notified. A deadline is
+long, because it allows for a busy machine and does not measure speed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ select count(*) from pg_stat_activity where datname = current_database() and wai
 def wait_for(
     look: Callable[[], T], what: str = "", *, holds: Callable[[T], object] = bool, seconds: float = SECONDS
 ) -> T:
-    """Return the first value of `look` that holds. Raise AssertionError with the last value after `seconds`."""
+    """Call `look` until its value holds, and return this value. After `seconds` raise AssertionError with the last
+    value.
+    """
     deadline = time.monotonic() + seconds
     while not holds(found := look()):
         assert time.monotonic() < deadline, _late(seconds, what, found)
@@ -41,8 +43,9 @@ async def until(
     holds: Callable[[T], object] = bool,
     seconds: float = SECONDS,
 ) -> T:
-    """Return the first value of `look`, a function or a coroutine function, that holds. Other tasks go on. Raise
-    AssertionError with the last value after `seconds`."""
+    """Call `look`, a function or a coroutine function, until its value holds, and return this value. Other tasks run in
+    between. After `seconds` raise AssertionError with the last value.
+    """
     deadline = time.monotonic() + seconds
     while True:
         answer = look()
@@ -54,10 +57,10 @@ async def until(
 
 
 async def until_blocked(connection: asyncpg.Connection, sessions: int = 1) -> None:
-    """Wait until so many sessions of the connection's database wait for a lock."""
+    """Wait until this many sessions of the connection's database wait for a lock."""
 
     async def waiting() -> int:
-        # Within a transaction Postgres shows the sessions of the first look, and none that has begun since.
+        # Within a transaction, Postgres shows the sessions that existed at the first query, and none that began since.
         await connection.execute("select pg_stat_clear_snapshot()")
         return int(await connection.fetchval(_BLOCKED) or 0)
 
@@ -65,7 +68,7 @@ async def until_blocked(connection: asyncpg.Connection, sessions: int = 1) -> No
 
 
 async def turns(count: int = 1) -> None:
-    """Let other tasks of the event loop run, so many times."""
+    """Let other tasks of the event loop run for this many turns."""
     for _ in range(count):
         await asyncio.sleep(0)
 

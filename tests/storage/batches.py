@@ -1,4 +1,6 @@
-"""Batches as storage sees them: 61 bytes of head, of which it reads few, and a body that it never reads."""
+"""Batches as storage sees them: a header of 61 bytes, of which storage reads a few fields, and a body that it never
+reads.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ DEADLINE_S = 60
 
 
 class Limits(TypedDict):
-    """Limits within which a pass of the roller leaves bytes inline."""
+    """Limits of the roller, which moves records out of Postgres. Below these limits a pass leaves them inline."""
 
     max_bytes: int
     max_age_ms: int
 
 
 EVERYTHING: Limits = {"max_bytes": 0, "max_age_ms": 0}
-"""Limits with which a pass moves all bytes, even few and young ones."""
+"""Limits with which a pass of the roller moves all records, even few and young ones."""
 
 
 def new_batch(
@@ -42,7 +44,7 @@ def new_batch(
 def batch_bytes(
     size_bytes: int, records: int = 1, max_timestamp_ms: int = 1_000, *, base_offset: int = 0, fill: int = 0xAB
 ) -> bytearray:
-    """Make a batch with a correct head, as a producer sends it. No records follow the head."""
+    """Make a batch with a correct header, as a producer sends it. No records follow the header."""
     batch = bytearray([fill]) * size_bytes
     struct.pack_into(
         ">qiibIhiqq", batch, 0, base_offset, size_bytes - 12, -1, 2, 0, 0, records - 1, 0, max_timestamp_ms
@@ -52,7 +54,7 @@ def batch_bytes(
 
 
 async def append(log: LogStore, *batches: NewBatch) -> list[int]:
-    """Append batches that must not be refused, and return their base offsets."""
+    """Append batches, none of which may be refused, and return their base offsets."""
     outcomes = await log.append(batches)
     for outcome in outcomes:
         assert isinstance(outcome, Appended), outcomes
@@ -60,7 +62,7 @@ async def append(log: LogStore, *batches: NewBatch) -> list[int]:
 
 
 async def append_each(log: LogStore, *batches: NewBatch) -> list[int]:
-    """Append batches that must not be refused, each in a commit and thus a chunk of its own."""
+    """Append batches, none of which may be refused. Each is a commit of its own, and so becomes a chunk of its own."""
     return [(await append(log, batch))[0] for batch in batches]
 
 

@@ -20,7 +20,7 @@ MakeTopic = Callable[..., Awaitable[Topic]]
 MakeLog = Callable[..., LogStore]
 
 SMALL_SEGMENT_BYTES = 256 * 1024
-"""Small enough for tests to reach the end of a file."""
+"""Size of segments, so small that tests reach the end of a file."""
 
 EMPTY = """
 delete from committed_offset; delete from group_member; delete from consumer_group; delete from coordinator_lease;
@@ -44,8 +44,9 @@ def module_database_url(postgres: Databases) -> Iterator[str]:
 
 @pytest.fixture
 async def database_url(module_database_url: str) -> str:
-    """The module's database, emptied except for ids that it gave out. This is much faster than a new one for each
-    test."""
+    """The module's database, emptied before each test. It continues to count ids. This is much faster than a new
+    database for each test.
+    """
     connection = await asyncpg.connect(module_database_url, server_settings=dict(SESSION_SETTINGS))
     try:
         await connection.execute(EMPTY)
@@ -72,14 +73,15 @@ async def sql(database_url: str) -> AsyncIterator[asyncpg.Connection]:
 
 @pytest.fixture
 def place() -> str:
-    """Place of the log's bytes. `statement` and `copy` are inline and name the two ways to write them; `segment` is a
-    directory."""
+    """The place where the log's bytes are stored. `statement` and `copy` store them inline and name the two ways to
+    write them. `segment` is a directory.
+    """
     return "statement"
 
 
 @pytest.fixture
 async def make_log(place: str, tmp_path: Path) -> AsyncIterator[MakeLog]:
-    """Make stores of one place; further arguments are fields of `Bounds`."""
+    """Make the stores of one place. Further arguments are fields of `Bounds`."""
     never, always = 2**62, 0
     limit = always if place == "copy" else never
     made: list[LogStore] = []
@@ -117,13 +119,13 @@ def make_topic(topics: TopicStore) -> MakeTopic:
 
 @pytest.fixture
 async def key(make_topic: MakeTopic) -> PartitionKey:
-    """The only partition of a new topic."""
+    """The key of a new topic's only partition."""
     return (await make_topic()).partitions[0].partition_key
 
 
 @pytest.fixture
 async def leases(database: Database) -> list[CoordinatorLease]:
-    """Leases of shards 0-2, held by a registered node."""
+    """Leases of shards 0 to 2, held by a registered node."""
     nodes = NodeStore(database)
     node_id = await nodes.register("localhost:9092", {"PLAINTEXT": ("localhost", 9092)}, None, 60_000)
     return await nodes.acquire_leases(node_id, [0, 1, 2], 60_000)

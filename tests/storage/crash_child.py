@@ -1,7 +1,7 @@
-"""Work that appends, rolls, rewrites and deletes, in a process that kills itself at a step that the seed chose.
+"""A process that appends, rolls, rewrites and deletes, and kills itself at a step that the seed chose.
 
-Its steps are the calls by which it reaches disk and Postgres. Each partition has one idempotent producer that sends one
-record per batch. So the record at an offset is known: it is the one with that sequence. The process prints each
+Its steps are its calls to disk and Postgres. Each partition has one idempotent producer that sends one record per
+batch. So the record at an offset is known: its sequence number equals the offset. The process prints each
 acknowledgement as a line on standard output.
 """
 
@@ -35,7 +35,7 @@ from tests.storage.batches import batch_bytes
 SEGMENT_BYTES = 128 * 1024
 INLINE_MAX_BYTES = 4_000
 SLOWEST_DISK_S = 0.01
-"""Maximal delay of a disk call, in seconds. It often lets Postgres finish before the disk."""
+"""Maximal delay of a disk call, in seconds. It is so long that Postgres often finishes before the disk."""
 
 
 def batch(key: int, sequence: int) -> NewBatch:
@@ -54,8 +54,8 @@ def at_every_step(
 ) -> None:
     """Call `step` with the name of each call to disk, store and Postgres, once before the call and once after it.
 
-    The call may come from any thread. An exception from it replaces the call's result. `disk` chooses random delays of
-    the disk.
+    `step` may be called in any thread. If `step` raises an exception, this replaces the call's result. `disk` chooses
+    random delays of the disk.
     """
 
     def stepping(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,8 +106,9 @@ def open_place(place: str) -> ByteStore:
 
 
 class Work:
-    """Append to the partitions of `next_sequences`, which is updated, and maintain them. If an append fails, the next
-    one repeats it, as a producer does."""
+    """Appends to the partitions of `next_sequences`, updates that mapping, and runs maintenance. If an append fails,
+    the next append repeats its batches, as a producer does.
+    """
 
     def __init__(self, database: Database, store: ByteStore, seed: int, next_sequences: dict[int, int]) -> None:
         self.log = LogStore(database, store, inline_max_bytes=INLINE_MAX_BYTES)
@@ -118,7 +119,7 @@ class Work:
         self._group: list[tuple[int, int]] = []
 
     async def append(self) -> list[tuple[int, int]]:
-        """Append one group, and return the keys and sequences that were acknowledged. Raise StorageError."""
+        """Append one group of batches. Return the keys and sequences that were acknowledged. Raise StorageError."""
         generator, keys = self._generator, list(self.next_sequences)
         if not self._group:
             self._group = [
@@ -137,7 +138,7 @@ class Work:
         return group
 
     async def maintain(self) -> None:
-        """Run each job that moves or removes bytes once. Raise StorageError."""
+        """Run once each job that moves or removes records. Raise StorageError."""
         keys = list(self.next_sequences)
         await self.roller.roll(max_bytes=0, max_age_ms=0)
         key = PartitionKey(self._generator.choice(keys))
@@ -149,7 +150,7 @@ class Work:
 async def run(url: str, place: str, seed: int, step: int, next_sequences: dict[int, int]) -> None:
     database = await Database.open(url, hot_connections=3, cold_connections=2)
     work = Work(database, open_place(place), seed, next_sequences)
-    # The process that had these objects open has been killed.
+    # The process that had these objects open was killed.
     await database.cold.fetch("update log_object set sealed_at = clock_timestamp() where sealed_at is null")
     kill_at(step)
 

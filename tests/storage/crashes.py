@@ -1,4 +1,4 @@
-"""Kill a writing process at each of its steps, and check what it left."""
+"""Kill a writing process at each of its steps, and check the state that it left."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ async def kill_again_and_again(database: Database, database_url: str, make_topic
 
 
 async def collected(database: Database, store: ByteStore) -> None:
-    """Assert that only unreferenced objects are removed, now that no process works there."""
+    """Assert that the removal of unreferenced objects removes no other objects. No process may work on the store in the
+    meantime.
+    """
     await database.cold.fetch("update log_object set sealed_at = clock_timestamp() where sealed_at is null")
     await Roller(database, LogStore(database, store), store).sweep(grace_ms=0)
     files = {each.object_id for each in await store.listed()}
@@ -70,8 +72,9 @@ async def _verify(database: Database, place: str, acknowledged: dict[int, int], 
 
 
 async def verify(database: Database, store: ByteStore, acknowledged: dict[int, int], which: str) -> dict[int, int]:
-    """Assert that every record from each partition's start to its end is the one that was sent, and that the end is not
-    before the last acknowledged record. Return the ends."""
+    """Assert that each partition contains exactly the records that were sent, from its start to its end, and that it
+    contains every acknowledged record. Return the end offsets.
+    """
     log = LogStore(database, store)
     states = await log.states([batch(key, 0).partition_key for key in acknowledged])
     for key, state in states.items():
@@ -80,7 +83,7 @@ async def verify(database: Database, store: ByteStore, acknowledged: dict[int, i
         while offset < state.high_watermark:
             result = await read(log, key, offset)
             if offset < result.state.log_start_offset:
-                # Postgres may execute the killed process' last statement only now.
+                # Postgres may execute the last statement of the killed process only now.
                 offset = result.state.log_start_offset
                 continue
             batches = result.batches
@@ -90,7 +93,8 @@ async def verify(database: Database, store: ByteStore, acknowledged: dict[int, i
                 assert stored.base_offset <= offset
                 assert stored.records[16:] == expected.records[16:], f"{which}: offset {offset} of partition {key}"
                 offset = stored.last_offset + 1
-        # The next process repeats records that were durable and not acknowledged, and they are recognised.
+        # The next process repeats records that were stored but not acknowledged. Postgres recognises them as
+        # duplicates.
     await log.close()
     report = await check(database, store)
     assert [wrong for wrong in report.wrong if "does not know" not in wrong] == [], which

@@ -28,7 +28,7 @@ def group(group_id: str = "g", **changes: object) -> GroupRecord:
 
 
 def whole(record: GroupRecord, lease: CoordinatorLease, **changes: object) -> GroupChange:
-    """Return the change that makes the stored group equal to `record`."""
+    """Return the change after which the stored group equals `record`."""
     return dataclasses.replace(
         GroupChange(
             lease=lease,

@@ -1,4 +1,4 @@
-"""The cost of a statement, counted in pages. Partitions are filled by SQL alone, and EXPLAIN counts."""
+"""The cost of a statement, counted in pages by EXPLAIN. SQL alone fills the partitions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ select 0, position, $1, base_offset, $3 from added
 
 
 async def fill(sql: asyncpg.Connection, key: PartitionKey, depth: int) -> None:
-    """Insert `depth` batches of two records and 100 bytes, a millisecond apart from 1000 on."""
+    """Insert `depth` batches of two records and 100 bytes each. Their times are a millisecond apart, from 1000 on."""
     await sql.execute(FILL, key, depth, bytes(batch_bytes(100, 2)))
     await sql.execute(
         "update partition set next_offset = $2 * 2, size_bytes = $2 * 100, max_timestamp_ms = 999 + $2 "
@@ -48,9 +48,9 @@ async def fill_unknown(sql: asyncpg.Connection, keys: list[PartitionKey], depth:
 async def pages_touched(sql: asyncpg.Connection, query: str, *arguments: object) -> int:
     """Return the pages that one execution touches once catalogs are cached.
 
-    Postgres plans for these values in the first five executions, and may keep a generic plan after them. The result is
-    the larger cost of the two. Each cost is the least of several runs, because an autovacuum of any table may make a
-    single execution read catalogs again. The query's writes are rolled back.
+    In the first five executions Postgres plans for these values; after that it may use a generic plan. The result is
+    the cost of the more expensive plan. The cost of a plan is the minimum of several runs, because after an autovacuum
+    of any table an execution may read catalogs again. The query's writes are rolled back.
     """
     touched: list[int] = []
     for _ in range(8):

@@ -1,4 +1,4 @@
-"""A node that holds two segments open, one for appends and one for moved bytes, until it is killed."""
+"""A node that keeps two segments open until it is killed: one for appends and one for moved records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.storage.batches import EVERYTHING, append, new_batch
 
 NAME, LISTENERS = "localhost:9093", {"PLAINTEXT": ("localhost", 9093)}
 TTL_MS = 3_600_000
-"""Long, so that only the test ends the registration."""
+"""Lifetime of the registration. It is long, so that only the test ends the registration."""
 READY = "ready\n"
 SMALL_BYTES, LARGE_BYTES = 200, 50_000
 

@@ -1,4 +1,4 @@
-"""Segments that a killed process left open: their reserved room is given back, and nothing else."""
+"""Segments that a killed process left open: their reserved disk space is freed, and no other space."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SECTOR_BYTES = 4_096
 
 
 def room(directory: SegmentDirectory) -> dict[int, int]:
-    """Return how many bytes of the disk each segment takes."""
+    """Return how many bytes of the disk each segment occupies."""
     return {each.object_id: directory.path(each.object_id).stat().st_blocks * BLOCK_BYTES for each in directory.found()}
 
 
@@ -79,7 +79,7 @@ async def test_a_killed_nodes_segments_give_their_room_back(
 async def test_a_segment_keeps_the_room_of_chunks_that_a_reader_may_still_read(
     database: Database, make_topic: MakeTopic, sql: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    """A reader may have found the last chunk in the index just before it was removed there."""
+    """A reader may have found the last chunk in the index just before the chunk was removed from the index."""
     kept, gone = (partition.partition_key for partition in (await make_topic(partition_count=2)).partitions)
     directory = SegmentDirectory(tmp_path, segment_bytes=256 * 1024)
     log = LogStore(database, directory, inline_max_bytes=0)
@@ -103,7 +103,7 @@ async def test_a_segment_keeps_the_room_of_chunks_that_a_reader_may_still_read(
 async def test_a_segment_is_not_trimmed_during_a_backup(
     database: Database, key: PartitionKey, sql: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    """The backup's copy of the index may name chunks that were removed from the index since."""
+    """The backup's copy of the index may contain chunks that were removed from the index since."""
     directory = SegmentDirectory(tmp_path, segment_bytes=256 * 1024)
     log = LogStore(database, directory, inline_max_bytes=0)
     roller = Roller(database, log, directory)

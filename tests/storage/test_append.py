@@ -1,4 +1,4 @@
-"""Appends: offsets, stored bytes, and idempotence by upstream's rules, on both paths."""
+"""Appends: offsets, stored bytes, and idempotence by upstream's rules, for both ways of writing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAST_SEQUENCE = 2**31 - 1
 
 @pytest.fixture(params=["statement", "copy", "segment"])
 def place(request: pytest.FixtureRequest) -> str:
-    """Run every test of this module on each way into the log."""
+    """Run every test of this module with each way of writing to the log."""
     return request.param
 
 

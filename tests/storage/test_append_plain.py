@@ -1,4 +1,6 @@
-"""The short paths of usual commits: `append_plain` and `append_one` do and return the same as `append_chunks`."""
+"""The shorter functions for usual commits: `append_plain` and `append_one` have the same effects and results as
+`append_chunks`.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ WAITING = "select exists (select from pg_locks where not granted and $1 = any (p
 async def append_by(
     sql: asyncpg.Connection, name: str, batches: Sequence[NewBatch], object_id: int | None = None
 ) -> Outcomes:
-    """Append by `append_chunks`, or by a shorter function unless it leaves the decision to that one."""
+    """Append by `append_chunks`, or by a shorter function. If the shorter function declines, use `append_chunks`."""
     group = AppendGroup(batches)
     records = None
     position = None if object_id is None else 1_000
@@ -108,7 +110,9 @@ def group_for(keys: Sequence[PartitionKey], chance: random.Random) -> list[NewBa
 
 
 def idempotent_batch(key: PartitionKey, last: NewBatch, chance: random.Random) -> NewBatch:
-    """Make a batch that continues its producer's sequence after `last`, or one that repeats, skips or restarts it."""
+    """Make a batch that continues its producer's sequence after `last`, or one that repeats, skips or restarts the
+    sequence.
+    """
     producer_id, epoch = last.producer_id, last.producer_epoch
     following = (last.base_sequence + last.record_count) % 2**31
     kind = chance.randrange(20)
@@ -125,8 +129,9 @@ def idempotent_batch(key: PartitionKey, last: NewBatch, chance: random.Random) -
 
 
 def run_of(key: PartitionKey, last: NewBatch, chance: random.Random, *, usual: bool) -> list[NewBatch]:
-    """Make batches of one producer that follow each other. Unless they must be `usual`, now and then make one that
-    repeats, skips or restarts its sequence."""
+    """Make consecutive batches of one producer. Unless they must be `usual`, some of them repeat, skip or restart the
+    sequence.
+    """
     if not usual and chance.randrange(3) == 0:
         return [idempotent_batch(key, last, chance)._replace(is_transactional=last.producer_id == TRANSACTIONAL)]
     batches: list[NewBatch] = []
@@ -159,8 +164,9 @@ async def written(sql: asyncpg.Connection, topic: Topic) -> list[tuple[Any, ...]
 
 
 async def twins(make_topic: MakeTopic, sql: asyncpg.Connection) -> tuple[Topic, Topic]:
-    """Make two topics in the same state. Of their four partitions one has been emptied and one has had another
-    leader."""
+    """Make two topics in the same state. Of the four partitions of each, one has been emptied and one has had another
+    leader.
+    """
     topics = await make_topic("short", 4), await make_topic("long", 4)
     await sql.execute("update partition set leader_epoch = 7 where partition_index = 1")
     await sql.execute(
@@ -196,7 +202,7 @@ async def test_both_functions_decide_the_same_about_idempotent_producers(
     for name, topic in (("append_plain", short), ("append_chunks", long)):
         chance = random.Random(7)
         results.append([])
-        # The first sequence is so high that sequences wrap.
+        # The first sequence is so high that later sequences wrap around.
         last = {p.partition_key: new_batch(p.partition_key, producer=(40, 0, 2**31 - 90)) for p in topic.partitions}
         for _ in range(150):
             chosen = chance.sample(list(last), chance.randrange(1, 5))
@@ -236,7 +242,7 @@ async def test_both_functions_append_the_same_runs_of_several_producers(
         }
         for turn in range(150):
             if turn % 10 == 0:
-                # The transaction ends in one half of the partitions, and a new one enlists the other half.
+                # The transaction ends in one half of the partitions. Then a new transaction enlists the other half.
                 await sql.execute(
                     "delete from open_transaction where partition_key = any ($1)", keys[turn // 10 % 2 :: 2]
                 )
@@ -254,7 +260,7 @@ async def test_both_functions_append_the_same_runs_of_several_producers(
                     for producer in chance.sample(PRODUCERS, chance.randrange(1, 4))
                 ]
                 runs += [[new_batch(key)]] * chance.randrange(2)
-                # Batches of several producers alternate; those of one stay in order.
+                # Batches of several producers alternate. The batches of each producer stay in order.
                 while runs:
                     run = chance.choice(runs)
                     batches.append(run[0])

@@ -58,7 +58,7 @@ async def test_a_backup_outlasts_the_timeouts_of_its_database(
     make_topic: MakeTopic,
     tmp_path: Path,
 ) -> None:
-    """A backup is idle in its transaction for as long as `pg_dump` runs and segments are copied."""
+    """For as long as `pg_dump` runs and segments are copied, the backup's session is idle in its transaction."""
     (partition,) = (await make_topic()).partitions
     await append(log, new_batch(partition.partition_key, size_bytes=60_000))
     (name,) = await database.cold.fetch("select current_database() as name")
@@ -212,7 +212,7 @@ async def test_a_segment_that_is_shorter_than_the_manifest_says_ends_a_restore(
 
 @pytest.fixture
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory of programs that record their arguments and then run Postgres' own."""
+    """A directory of programs that record their arguments and then run Postgres' own programs."""
     programs, real = tmp_path / "programs", bin_directory()
     programs.mkdir()
     for name in ("pg_dump", "pg_restore", "psql"):
@@ -454,7 +454,7 @@ async def test_a_check_names_leftovers_of_transactions(
 async def test_nodes_that_start_together_make_one_store(
     database: Database, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nodes in threads of their own. All see that there is no store before any of them makes one."""
+    """Nodes in threads of their own. All of them see that no store exists before the first of them creates it."""
     seen = threading.Barrier(3)
 
     def uuid_after_all() -> UUID:

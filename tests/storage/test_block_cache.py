@@ -1,5 +1,6 @@
-"""Blocks of remote objects: each is read once, shared by readers, read ahead for sequential readers, bounded in number,
-and never kept if it is wrong."""
+"""The cache of remote objects' blocks: each block is read once and shared by readers. Blocks are read ahead for
+sequential readers. Their number is limited, and a wrong block is never kept.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ BLOCK = 10
 
 
 class FarObject:
-    """An object of `size` bytes that counts requests."""
+    """An object of `size` bytes that counts its requests."""
 
     def __init__(self, size_bytes: int = 1_000) -> None:
         self.content = bytes(at % 256 for at in range(size_bytes))
@@ -39,7 +40,7 @@ async def read(cache: BlockCache, *ranges: tuple[int, int], object_id: int = 1) 
 
 
 async def settled() -> None:
-    """Wait until no request is on its way."""
+    """Wait until no request is under way."""
     while coming := {task for task in asyncio.all_tasks() if task.get_name() == "read of an object"}:
         await asyncio.wait(coming)
 

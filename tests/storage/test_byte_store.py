@@ -1,4 +1,4 @@
-"""One suite for every place beside Postgres: a directory, and a bucket by obstore, in memory and as files."""
+"""One test suite for every place outside Postgres: a directory, and a bucket by obstore, in memory and as files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     elif request.param == "memory":
         made = ObjectStore("s3://bucket", MemoryStore())
     else:
-        # obstore's files cannot be removed twice, as with objects of Google and Azure.
+        # Like objects of Google and Azure, obstore's files cannot be removed twice.
         made = ObjectStore("gs://bucket", LocalStore(tmp_path))
     yield made
     made.close()

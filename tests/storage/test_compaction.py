@@ -1,4 +1,4 @@
-"""Compaction: which partitions are worth cleaning, and replacing batches without moving offsets."""
+"""Compaction: which partitions are worth cleaning, and how batches are replaced without changing offsets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture(params=["statement", "segment"])
 def place(request: pytest.FixtureRequest) -> str:
-    """Run every test of this module in each place of the bytes."""
+    """Run every test of this module in each place where records may be stored."""
     return request.param
 
 
@@ -41,7 +41,9 @@ async def now_ms(sql: asyncpg.Connection) -> int:
 
 @pytest.fixture
 async def ten(log: LogStore, key: PartitionKey) -> PartitionKey:
-    """Return a partition with ten batches of two records and 100 bytes, at offsets 0-19 and times 1000-1009."""
+    """Return a partition with ten batches of two records and 100 bytes each, at offsets 0 to 19 and
+    times 1000 to 1009.
+    """
     await append_each(log, *(new_batch(key, records=2, max_timestamp_ms=1000 + i) for i in range(10)))
     return key
 
@@ -184,7 +186,7 @@ async def test_a_new_run_ends_the_previous_one(compaction: CompactionStore, log:
 async def test_a_chunk_may_hold_batches_that_stay_and_batches_that_go(
     compaction: CompactionStore, database: Database, log: LogStore, ten: PartitionKey
 ) -> None:
-    """The mover joins chunks during a run. It does not know where the run ends."""
+    """The roller joins chunks while compaction runs. It does not know where the compaction's range ends."""
     dirty = await dirty_range(compaction, ten)
     assert dirty is not None
     run = await compaction.begin(dirty)

@@ -26,7 +26,7 @@ UNSET = (
 
 
 def addresses(url: str) -> Any:
-    """Return the addresses and the login to which asyncpg would connect."""
+    """Return the addresses, and the user and password, with which asyncpg would connect."""
     given = dict.fromkeys(UNSET.split())
     found, parameters, *_ = _parse_connect_dsn_and_args(dsn=parse_database_url(url).for_asyncpg, **given)
     return found, parameters.user, parameters.password, parameters.database
@@ -79,7 +79,7 @@ SEVERAL_HOSTS = "postgresql://me@host,[::1]:5433/db"
 
 
 def beside_the_pools(directory: Path) -> Iterator[Awaitable[object]]:
-    """Modules that open connections of their own."""
+    """Modules that open connections without a pool."""
     database: Any = SimpleNamespace(url=SEVERAL_HOSTS, guard=HistoryGuard())
     yield HistoryStore(database).adopt()
     yield Listener(database, {}).listen(lambda: None, lambda: None)
@@ -89,8 +89,9 @@ def beside_the_pools(directory: Path) -> Iterator[Awaitable[object]]:
 async def test_connections_outside_the_pools_read_the_url_in_the_same_way(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A node with pools also needs these connections: to know its history, to listen to other nodes, to make
-    backups."""
+    """A node with pools also needs these connections: to know its history, to listen to other nodes, and to make
+    backups.
+    """
     asked: list[str] = []
 
     async def nobody(dsn: str, **_: object) -> None:
@@ -107,7 +108,7 @@ async def test_connections_outside_the_pools_read_the_url_in_the_same_way(
 async def test_connections_outside_the_pools_set_the_settings_they_rely_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A pooler in session mode refuses a connection that names settings unknown to it, or drops these settings."""
+    """A pooler in session mode refuses a connection that names unknown settings, or drops these settings."""
     named: list[set[str]] = []
     pinned: list[list[str]] = []
 

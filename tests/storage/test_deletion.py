@@ -37,7 +37,7 @@ def deletions(database: Database) -> DeletionStore:
 
 @pytest.fixture
 async def lease(database: Database) -> CoordinatorLease:
-    """The lease that permits the job."""
+    """The lease that a node needs for the job."""
     nodes = NodeStore(database)
     node_id = await nodes.register("localhost:9092", {"PLAINTEXT": ("localhost", 9092)}, None, 60_000)
     (lease,) = await nodes.acquire_leases(node_id, [DELETION], 60_000, LeaseKind.JOBS)
@@ -49,7 +49,7 @@ async def rows(sql: asyncpg.Connection) -> dict[str, int]:
 
 
 async def delete(deletions: DeletionStore, topic: Topic) -> int:
-    """Take turns until the topic is gone, and return their number."""
+    """Run turns of the deletion until the topic is gone, and return their number."""
     for turn in range(1, 1_000):
         if (await deletions.advance(topic.topic_id)).gone:
             return turn

@@ -1,4 +1,4 @@
-"""The embedded Postgres: which user runs it, who may connect, and the effects when either side dies."""
+"""The embedded Postgres: as which user it runs, who may connect, and what happens if the gateway or the server dies."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def empty_directory() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Path]:
-    """A new cluster from initdb, made once, because syncing its files is slow on a busy disk."""
+    """A new cluster from initdb. It is made once, because syncing its files is slow on a busy disk."""
     with short_directory() as path:
         asyncio.run(run_and_stop(path))
         yield path / "postgres"
@@ -211,7 +211,7 @@ async def test_a_project_below_a_private_directory_is_reached_with_one_capabilit
 async def test_an_unprivileged_user_runs_the_server_under_its_own_account(empty_directory: Path) -> None:
     user = pwd.getpwnam("daemon")
     os.chown(empty_directory, user.pw_uid, user.pw_gid)
-    # The launcher lets that user reach this interpreter and this project, wherever they lie.
+    # The launcher lets the server's user reach this interpreter and this project, in any directory.
     launcher = [sys.executable, "-I", "-S", embedded_child.__file__, str(user.pw_uid), str(user.pw_gid)]
     command = [
         str(os.getpid()),
@@ -223,7 +223,7 @@ async def test_an_unprivileged_user_runs_the_server_under_its_own_account(empty_
     process = await asyncio.create_subprocess_exec(*launcher, *command, str(empty_directory), "leave", cwd="/")
     assert await process.wait() == 0
     assert (empty_directory / "postgres").stat().st_uid == user.pw_uid
-    assert await run_and_stop(empty_directory, "SELECT 1") == 1  # Root runs it next, as that user.
+    assert await run_and_stop(empty_directory, "SELECT 1") == 1  # The next time root runs the server, as that user.
     assert (empty_directory / "postgres").stat().st_uid == user.pw_uid
 
 
@@ -265,7 +265,7 @@ PLANTED = [
 
 
 def plant(cluster: Path, name: str, target: Path) -> None:
-    """Make a symlink, as the cluster's owner can at any time."""
+    """Make a symlink. The owner of the cluster's directory could do so at any time."""
     owner = cluster.stat()
     (cluster / name).unlink(missing_ok=True)
     (cluster / name).symlink_to(target)
@@ -450,7 +450,7 @@ async def test_a_pid_file_that_names_another_process_does_not_prevent_the_start(
 
 @on_linux
 async def test_the_files_of_a_server_that_is_a_zombie_do_not_prevent_the_start(directory: Path) -> None:
-    """A killed server stays a zombie until pid 1 reaps it, which in some containers never happens."""
+    """A killed server stays a zombie until pid 1 reaps it. In some containers that never happens."""
     await run_and_stop(directory)
     server_user = (directory / "postgres").stat().st_uid
     zombie = subprocess.Popen(["true"], user=server_user if os.geteuid() == 0 else None)
@@ -465,7 +465,7 @@ async def test_the_files_of_a_server_that_is_a_zombie_do_not_prevent_the_start(d
 
 @on_linux
 async def test_a_socket_lock_that_names_another_process_does_not_prevent_the_start(directory: Path) -> None:
-    """After a reboot the kernel gives small pids again, so another process may have the server's pid."""
+    """After a reboot the kernel uses small pids again, so the pid in the lock may belong to another process."""
     server = EmbeddedPostgres(directory)
     await server.start()
     socket_dir = socket_dir_of(server)
@@ -504,7 +504,7 @@ def title_of(process: psutil.Process) -> str:
 
 
 async def test_a_server_that_lost_one_process_is_started_again_whole(server: EmbeddedPostgres) -> None:
-    """Postgres must not recover by itself, because its recovery may never end: see SERVER_SETTINGS."""
+    """Postgres must not recover by itself, because its recovery may never end (see SERVER_SETTINGS)."""
     await value_of(server.url, "CREATE TABLE kept AS SELECT 7 AS value")
     pid = server.pid
     assert pid is not None
@@ -592,7 +592,7 @@ async def test_an_interrupted_initdb_is_repeated(empty_directory: Path) -> None:
 
 
 async def test_a_start_that_is_cancelled_leaves_no_initdb_behind(empty_directory: Path) -> None:
-    """The next start removes the files of initdb, and must not find initdb at work."""
+    """The next start removes the files of the cancelled initdb. So that initdb must not run any more."""
     starting = asyncio.create_task(EmbeddedPostgres(empty_directory).start())
     fresh = empty_directory / "postgres.new"
     await until(lambda: (fresh / "PG_VERSION").exists())
@@ -622,7 +622,7 @@ async def test_the_servers_log_is_bounded(directory: Path) -> None:
     url = await server.start()
     try:
         for _ in range(3):
-            # RAISE LOG reaches the server's log with any setting of the client.
+            # RAISE LOG writes to the server's log, regardless of the client's settings.
             await value_of(url, "DO $$ BEGIN RAISE LOG '%', repeat('x', 2000); END $$")
             await until(lambda: server.log_path.stat().st_size < 1000)
         assert server.log_path.with_suffix(".log.1").stat().st_size < 4000
@@ -631,7 +631,7 @@ async def test_the_servers_log_is_bounded(directory: Path) -> None:
 
 
 async def test_a_server_is_started_again_although_its_log_cannot_be_kept(directory: Path) -> None:
-    """If the disk is full, the server's long log cannot be copied, and Postgres ends."""
+    """If the disk is full, the server's long log cannot be copied and Postgres ends."""
     former = directory / "postgres.log.1"
     (former / "in the way").mkdir(parents=True)
     server = EmbeddedPostgres(directory, bounds=Bounds(max_log_bytes=1000, log_check_s=0.02))

@@ -1,4 +1,4 @@
-"""The catalog."""
+"""The catalog of topics, on a real Postgres."""
 
 from __future__ import annotations
 

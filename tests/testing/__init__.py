@@ -1,1 +1,1 @@
-"""The test server and its fixtures, as users meet them."""
+"""The test server and its fixtures, used as users do."""

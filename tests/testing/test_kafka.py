@@ -1,4 +1,4 @@
-"""`sluice.testing.Kafka` with stock clients: topics, groups, faults, and the end of a server."""
+"""`sluice.testing.Kafka` with stock clients: topics, groups, faults, and the end of the server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.steps.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
-TRANSPORT_FAILED = -195  # librdkafka's name for this error is private
+TRANSPORT_FAILED = -195  # librdkafka has no public name for this error
 DATA = f"{tempfile.gettempdir()}/sluice-test-{os.geteuid()}-*"
 
 
@@ -41,7 +41,7 @@ def kafka(server: Kafka) -> Iterator[Kafka]:
 
 
 def produce(kafka: Kafka, topic: str, *values: str, **settings: object) -> list[KafkaError | None]:
-    """Produce and return each record's error."""
+    """Produce records and return the error of each."""
     errors: list[KafkaError | None] = []
     producer = Producer({"bootstrap.servers": kafka.bootstrap, **settings})
     for value in values:
@@ -51,7 +51,7 @@ def produce(kafka: Kafka, topic: str, *values: str, **settings: object) -> list[
 
 
 class Member:
-    """A consumer that polls in a thread, and what happened to its partitions."""
+    """A consumer that polls in a thread and records what happens to its partitions."""
 
     def __init__(self, kafka: Kafka, topic: str, group: str, client_id: str, **settings: object) -> None:
         self.assigned, self.revoked, self.lost = 0, 0, 0
@@ -66,7 +66,7 @@ class Member:
             **settings,
         }
         if settings.get("group.protocol") == "consumer":
-            del consumer_settings["heartbeat.interval.ms"]  # the broker decides this
+            del consumer_settings["heartbeat.interval.ms"]  # the broker chooses this value
         self._consumer = Consumer(consumer_settings)
         self._consumer.subscribe([topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
         self._ended = threading.Event()
@@ -267,7 +267,9 @@ def test_a_wrong_action_is_refused_in_words(kafka: Kafka, ask: Callable[[Kafka],
 
 
 def data_of(processes: Sequence[psutil.Process]) -> str:
-    """Return the data directory that a server's Postgres names on its command line. Parallel tests have others."""
+    """Return the data directory in the command line of a server's Postgres. Servers of parallel tests have other
+    directories.
+    """
     commands = [" ".join(process.cmdline()) for process in processes]
     (data,) = [path for path in glob.glob(DATA) if any(f"{path}/" in command for command in commands)]
     return data

@@ -1,4 +1,4 @@
-"""The pytest plugin, in a pytest of its own that runs from the installed wheel."""
+"""The pytest plugin, in a separate pytest that runs with the installed wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reset of a test server deletes groups that `Groups.list` does not show at that moment."""
+"""The reset of a test server. It also deletes groups that `Groups.list` does not show at that moment."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Run the checker: `python -m tests.trust [--minutes 30] [--seed 7] [--report FOLDER] [--record FILE]`.
 
-Exit code 0 if every promise was kept, 4 if not, 3 if only a workload did not get done in time, 1 if an error
-ended the run: of the checker, or of a node that did not start.
+Exit code 0 if every promise was kept, 4 if not, 3 if the only fault is that a workload did not finish in time, and 1 if
+an error ended the run. Such an error is the checker's, or a node did not start.
 """
 
 from __future__ import annotations

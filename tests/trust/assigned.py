@@ -1,11 +1,11 @@
 """Consume-process-produce transactions of aiokafka, by workers that assign themselves their partitions.
 
 The one idea: aiokafka names no member when it sends offsets to a transaction, so a group cannot fence a former owner
-(KIP-447). Each worker therefore owns the same partitions for ever, and its transactional id fences its former lives.
+(KIP-447). Each worker therefore owns the same partitions for ever, and its transactional id fences its earlier
+producers.
 """
 
-# The stubs of these clients name only a part of what they have.
-# pyright: reportUnknownMemberType=false
+# The type stubs of these clients declare only a part of their API.
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ START_S = 60.0
 
 
 class AssignedTransfers(Workload):
-    """Each source record becomes one result, in one transaction with the offsets."""
+    """Workers that turn each source record into one result, in one transaction with the offsets."""
 
     def __init__(
         self,
@@ -55,7 +55,9 @@ class AssignedTransfers(Workload):
             asyncio.run(self._live(f"{self.group}-{number}", owned))
 
     async def _live(self, name: str, owned: Sequence[aiokafka.TopicPartition]) -> None:
-        """Transfer until a call fails or the workload ends. The next life begins at the committed offsets."""
+        """Transfer records until a call fails or the workload ends. The worker's next client begins at the committed
+        offsets.
+        """
         producer = aiokafka.AIOKafkaProducer(
             bootstrap_servers=self.bootstrap, client_id=name, transactional_id=name, transaction_timeout_ms=30_000
         )
@@ -68,7 +70,7 @@ class AssignedTransfers(Workload):
             isolation_level="read_committed",
         )
         try:
-            # The transaction of the life before is over once the producer has started.
+            # Once the producer has started, the transaction of the worker's previous client is over.
             await asyncio.wait_for(producer.start(), START_S)
             consumer.assign(owned)
             await asyncio.wait_for(consumer.start(), START_S)
@@ -78,14 +80,16 @@ class AssignedTransfers(Workload):
                 if records and not await asyncio.wait_for(self._transfer(producer, records), STUCK_S):
                     return
         except (KafkaError, TimeoutError):
-            pass  # The producer was fenced, timed out or cut off. The next life reads the committed offsets.
+            pass  # The producer was fenced, timed out or cut off. The worker's next client reads the committed offsets.
         finally:
             for client in (consumer, producer):
                 with contextlib.suppress(KafkaError, TimeoutError):
                     await asyncio.wait_for(client.stop(), CALL_S)
 
     async def _transfer(self, producer: aiokafka.AIOKafkaProducer, records: Sequence[Any]) -> bool:
-        """Return False if the transaction was aborted: the position has moved past its records."""
+        """Transfer the records. Return False if the transaction was aborted: the consumer's position is then behind
+        these records.
+        """
         await producer.begin_transaction()
         sent = [
             await producer.send(self.target, record.value, partition=int(record.value) % self._target_partitions)

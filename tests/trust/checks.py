@@ -1,4 +1,4 @@
-"""Judge a history: pure functions that return one sentence per violation, an empty list if the promise was kept.
+"""Judge a history by pure functions. Each returns one sentence per violation, or an empty list if the promise was kept.
 
 The one idea: a check takes events and the final state of the log, and nothing else. It can therefore be tested by
 values (test_checks.py), and a history on disk can be judged again.
@@ -27,9 +27,11 @@ from tests.trust.history import (
 )
 
 MAX_SENTENCES = 20
-"""Violations that one check describes; it counts the others."""
+"""Number of violations that one check describes. It only counts further ones."""
 STALE_S = 30.0
-"""How long a member of a share group may hold a fetched record back: its lock lasts no longer."""
+"""How long a member of a share group may hold a fetched record before it hands it out. Its acquisition lock lasts no
+longer.
+"""
 
 
 class Place(NamedTuple):
@@ -45,7 +47,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A record as a reader of the finished log found it."""
+    """A record of the log, as a reader found it at the end of the run."""
 
     key: str | None
     value: int
@@ -57,8 +59,8 @@ Log = Mapping[Place, Entry]
 def nothing_acknowledged_is_lost(produced: Iterable[Produced], log: Log) -> list[str]:
     """Check that every acknowledged record is at the offset of its acknowledgement.
 
-    librdkafka reports no offset if the answer was lost and a later batch of the same producer was acknowledged. Such a
-    record must be somewhere in its partition.
+    librdkafka reports no offset if the answer was lost and a later batch of the same producer was acknowledged. A
+    record without a reported offset must be somewhere in its partition.
     """
     held = {(place.topic, place.partition, entry.value) for place, entry in log.items()}
     found: list[str] = []
@@ -78,8 +80,7 @@ def nothing_acknowledged_is_lost(produced: Iterable[Produced], log: Log) -> list
 
 
 def nothing_is_there_twice(topics: Collection[str], log: Log) -> list[str]:
-    """Check that no record of an idempotent producer is in the log twice. `topics`: those with idempotent producers
-    only."""
+    """Check that no record of an idempotent producer is in the log twice. `topics` have idempotent producers only."""
     places: dict[tuple[str, int], list[Place]] = defaultdict(list)
     for place, entry in log.items():
         if place.topic in topics:
@@ -118,7 +119,9 @@ def offsets_are_dense(ends: Mapping[Part, int], topics: Collection[str], log: Lo
 
 
 def producers_keep_their_order(produced: Iterable[Produced], log: Log) -> list[str]:
-    """Check that values of one idempotent producer rise within a partition, because the producer sends them rising."""
+    """Check that the values of one idempotent producer rise within a partition, because the producer sends rising
+    values.
+    """
     client_of = {(record.topic, record.partition, record.value): record.client for record in produced}
     last: dict[tuple[str, str, int], int] = {}
     found: list[str] = []
@@ -138,7 +141,7 @@ def producers_keep_their_order(produced: Iterable[Produced], log: Log) -> list[s
 def groups_read_everything(
     produced: Iterable[Produced], consumed: Iterable[Consumed | Delivered], groups: Mapping[str, str]
 ) -> list[str]:
-    """Check that every acknowledged record reached its groups. `groups`: topic by group."""
+    """Check that every acknowledged record reached its groups. `groups` maps each group to its topic."""
     return _some(
         f"group {group} was never given value {record.value} of {record.topic}-{record.partition}"
         for group, record in unread(produced, consumed, groups)
@@ -148,7 +151,7 @@ def groups_read_everything(
 def unread(
     produced: Iterable[Produced], consumed: Iterable[Consumed | Delivered], groups: Mapping[str, str]
 ) -> list[tuple[str, Produced]]:
-    """Return each group with the acknowledged records that it was not given. `groups`: topic by group."""
+    """Return the acknowledged records that each group did not receive. `groups` maps each group to its topic."""
     read: dict[str, set[tuple[int, int]]] = {group: set() for group in groups}
     for delivery in consumed:
         if delivery.group in read:
@@ -163,7 +166,7 @@ def unread(
 
 
 def groups_read_what_the_log_holds(consumed: Iterable[Consumed | Delivered], log: Log) -> list[str]:
-    """Check that a consumer is given the record that the log holds at that offset, at any time and by any node."""
+    """Check that a consumer receives at an offset the record that the log holds there, at any time, from any node."""
     return _some(
         f"{delivery.member} of {delivery.group} was given value {delivery.value} at {delivery.topic}-"
         f"{delivery.partition} offset {delivery.offset}; {_found(log.get(_place(delivery)))}"
@@ -177,8 +180,8 @@ def owners_never_overlap(
 ) -> list[str]:
     """Check that no other member owns a partition between a member's assignment and its revocation.
 
-    `removed` has group and member of those that the coordinator removed because they were silent. Such a member learns
-    of it late, so its intervals do not count.
+    `removed` names the members, each with its group, that the coordinator removed because they were silent. A removed
+    member learns of its removal late, so its intervals do not count.
     """
     owners: dict[tuple[str, str, int], set[str]] = defaultdict(set)
     found: list[str] = []
@@ -199,7 +202,9 @@ def owners_never_overlap(
 
 
 def old_owners_cannot_commit(changes: Sequence[OwnerChanged], commits: Iterable[OffsetCommitted]) -> list[str]:
-    """Check that no commit succeeds that a member sends after the coordinator gave the partition to another member."""
+    """Check that a member's commit fails if the member sends it after the coordinator gave the partition to another
+    member.
+    """
     assigned: dict[tuple[str, str, int], list[tuple[float, str]]] = defaultdict(list)
     for change in sorted(changes, key=lambda each: each.at_s):
         if change.change is Change.ASSIGNED:
@@ -259,7 +264,7 @@ def settled_records_stay_settled(deliveries: Iterable[Delivered], settled: Itera
     """Check that a record which a member of a share group has accepted or rejected is not delivered again, and that no
     second member accepts or rejects it.
 
-    A member may still hand out what it fetched before, if its acquisition ended in the meantime. Such a delivery has no
+    A member whose acquisition has ended may still hand out records that it fetched before. Such a delivery has no
     higher count than the settled one, and the client hands it out within STALE_S.
     """
     final: dict[tuple[str, str, int, int], Settled] = {}
@@ -300,7 +305,7 @@ def deliveries_keep_their_limit(deliveries: Iterable[Delivered], limit: int) -> 
 def records_are_the_committed_rows(rows: Mapping[str, Sequence[int]], topic: str, log: Log) -> list[str]:
     """Check that SQL transactions produce exactly the records whose rows they commit, in the order of their row locks.
 
-    `rows`: values by key, in the order of the locks.
+    `rows` holds the values by key, in the order of the locks.
     """
     records: dict[str, list[int]] = {key: [] for key in rows}
     for place, entry in sorted(log.items()):
@@ -330,8 +335,9 @@ def records_are_processed_once(processed: Iterable[Place], topic: str, log: Log)
 
 
 def compaction_keeps_the_last(produced: Iterable[Produced], topics: Collection[str], log: Log) -> list[str]:
-    """Check that the last record of a key in a compacted topic is the last acknowledged one, or a later one of unknown
-    fate."""
+    """Check that a compacted topic keeps the last record of each key. This is the last acknowledged record, or a later
+    record whose outcome is unknown.
+    """
     least: dict[tuple[str, str], int] = {}
     for record in produced:
         if record.topic in topics and record.key is not None and record.outcome is Outcome.OK:
@@ -348,7 +354,9 @@ def compaction_keeps_the_last(produced: Iterable[Produced], topics: Collection[s
 
 
 def transfers_happen_once(sources: Iterable[int], results: Iterable[int]) -> list[str]:
-    """Check that a consume-process-produce transaction turns every source into exactly one result (read_committed)."""
+    """Check that consume-process-produce transactions turn every source record into exactly one result
+    (read_committed).
+    """
     left = set(sources)
     counts: dict[int, int] = defaultdict(int)
     for result in results:

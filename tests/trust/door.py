@@ -1,11 +1,10 @@
 """SQL clients at work: transactions that produce records, and a consumer that commits its offsets with its results.
 
-The one idea: each record has a row that the same transaction inserts. So the tables say afterwards which records
-must exist, also for a commit whose outcome its client never learned.
+The one idea: each record has a row that the same transaction inserts. So afterwards the tables show which records must
+exist. This includes a commit whose outcome its client never learned.
 """
 
-# The stubs of confluent_kafka name only a part of what it has.
-# pyright: reportPrivateImportUsage=false
+# The type stubs of confluent_kafka declare only a part of its API.
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from tests.trust.workloads import Workload
 
 WRITERS = 3
 ROLLED_BACK = 0.1
-"""Share of the transactions that a writer rolls back."""
+"""Share of its transactions that a writer rolls back."""
 PAUSE_S = 0.05
 SCHEMA = """
 create table trust_key (key text primary key, version bigint not null);
@@ -38,8 +37,9 @@ create table trust_result (partition integer not null, position bigint not null,
 
 
 class SqlDoor(Workload):
-    """Writers with a key each, and one consumer of all partitions. `database_url` is asked again for each connection,
-    because a failover changes it."""
+    """Writers with a key each, and one consumer of all partitions. `database_url` is called for each new connection,
+    because a failover changes the URL.
+    """
 
     def __init__(
         self, bootstrap: str, database_url: Callable[[], str], topic: str, *, partitions: int, seed: int
@@ -83,7 +83,7 @@ class SqlDoor(Workload):
                     connection.terminate()
                 connection = None
             value += WRITERS
-            await asyncio.sleep(chance.uniform(0, 2 * PAUSE_S))  # the pause between two transactions of a writer
+            await asyncio.sleep(chance.uniform(0, 2 * PAUSE_S))  # a pause between two transactions of a writer
         if connection is not None:
             connection.terminate()
         with self._lock:
@@ -94,7 +94,7 @@ class SqlDoor(Workload):
     async def _transaction(self, connection: asyncpg.Connection, key: str, value: int, chance: random.Random) -> None:
         transaction = connection.transaction()
         await transaction.start()
-        # The row lock decides the order of a transaction whose outcome is unknown and the writer's next one.
+        # If the outcome of a transaction is unknown, the row lock orders this transaction and the writer's next one.
         version: Any = await connection.fetchval(
             "update trust_key set version = version + 1 where key = $1 returning version", key
         )
@@ -109,7 +109,7 @@ class SqlDoor(Workload):
     # --- the consumer ---------------------------------------------------------------------------------------------
 
     async def _process(self) -> None:
-        """Process records until the writers have ended and every record of theirs has a result."""
+        """Process records until the writers have ended and each of their records has a result."""
         consumer = confluent_kafka.Consumer(
             {"bootstrap.servers": self._bootstrap, "group.id": self.name, "enable.auto.commit": False, **PATIENT}
         )
@@ -139,8 +139,9 @@ class SqlDoor(Workload):
                 connection.terminate()
 
     async def _opened(self) -> asyncpg.Connection:
-        """Return a connection once the server process of the one before has ended, because that one may still
-        commit."""
+        """Open a connection, once the server process of the previous connection has ended. That process may still
+        commit until then.
+        """
         connection = await connect(self._url(), "trust consumer")
         deadline_s = time.monotonic() + FINISH_S
         gone = "select not exists (select from pg_stat_activity where pid = $1 and backend_start = $2)"
@@ -176,7 +177,7 @@ class SqlDoor(Workload):
                 )
 
     async def _is_done(self, consumer: confluent_kafka.Consumer) -> bool:
-        """Return whether the consumer stands at the end of every partition."""
+        """Return whether the consumer's position is the end of every partition."""
         for part in consumer.position([TopicPartition(self.topic, index) for index in range(self._partitions)]):
             try:
                 bounds = await asyncio.to_thread(consumer.get_watermark_offsets, part, CALL_S)
@@ -196,7 +197,7 @@ class SqlDoor(Workload):
         return found
 
     def results(self) -> Sequence[Place]:
-        """Return the place of the record of each result."""
+        """Return partition and offset of the record of each result."""
         rows = asyncio.run(self._fetched("select partition, position from trust_result"))
         return [Place(self.topic, row["partition"], row["position"]) for row in rows]
 

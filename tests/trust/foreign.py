@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from tests.trust.patience import CALL_S
 
 OnEvent = Callable[[Sequence[str]], None]
-"""Receives the words of an event: its name, the client's id, and its values."""
+"""Receives an event as a list of words: the event's name, the client's id, and its values."""
 
 
 class ForeignProcess:
-    """The process. Any thread may start clients and send commands."""
+    """The process of one language's clients. Any thread may start clients and send commands."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._ids = itertools.count(1)
@@ -34,7 +34,7 @@ class ForeignProcess:
         self._reader.start()
 
     def start(self, kind: str, *words: object, on_event: OnEvent) -> ForeignClient:
-        """Start a client, whose events `on_event` receives on the reader's thread."""
+        """Start a client. The thread that reads the process's output calls `on_event` with its events."""
         client = ForeignClient(self, str(next(self._ids)))
         self._listeners[client.id] = lambda event: client.heard(event, on_event)
         self.command(kind, client.id, *words)
@@ -51,7 +51,7 @@ class ForeignProcess:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             words = line.rstrip("\n").split("\t")
-            # A warning of the logger is no event.
+            # The clients' logger may print a warning, which is not an event.
             listener = self._listeners.get(words[1]) if len(words) > 1 else None
             if listener is not None:
                 listener(words)
@@ -93,5 +93,5 @@ class ForeignClient:
         return self._ended.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the client has ended; return whether it has."""
+        """Wait until the client has ended, and return True if it has."""
         return self._ended.wait(seconds)

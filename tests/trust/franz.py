@@ -16,7 +16,7 @@ BUILD_S = 1_200.0
 
 
 def missing() -> str | None:
-    """Return why these clients cannot run here."""
+    """Return the reason why these clients cannot run here, if there is one."""
     return None if shutil.which("go") else "go is not installed"
 
 

@@ -65,7 +65,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OwnerChanged:
-    """A rebalance callback of one member: when it was entered."""
+    """A rebalance callback of one member, with the time at which it was called."""
 
     group: str
     member: str
@@ -88,7 +88,9 @@ class OffsetCommitted:
 
 
 class Settlement(StrEnum):
-    """Acknowledgement types of a share group (KIP-932). The group delivers an accepted or rejected record no more."""
+    """Acknowledgement types of a share group (KIP-932). The group does not deliver an accepted or rejected record
+    again.
+    """
 
     ACCEPT = "accept"
     RELEASE = "release"
@@ -134,11 +136,11 @@ class Quantity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A number that an observer read; it must never fall."""
+    """A number that an observer read. Such a number must never fall."""
 
     quantity: Quantity
     group: str
-    """Empty unless the quantity is a committed offset."""
+    """Empty unless the number is a committed offset."""
     topic: str
     partition: int
     value: int
@@ -158,7 +160,9 @@ Event = Produced | Consumed | OwnerChanged | OffsetCommitted | Observed | Faulte
 
 
 class History:
-    """All events of a run, in memory. Any thread may add events. The run's rates bound their number."""
+    """All events of a run, in memory. Any thread may add events. The run's rates of requests limit the number of
+    events.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -18,7 +18,7 @@ JVM = ("-Xmx384m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", f"-Dlog4j2.con
 
 
 def missing() -> str | None:
-    """Return why Java's clients cannot run here."""
+    """Return the reason why Java's clients cannot run here, if there is one."""
     absent = [program for program in ("java", "javac") if shutil.which(program) is None]
     if not any(LIBRARIES.glob("kafka-clients-*.jar")) and shutil.which("mvn") is None:
         absent.append("mvn")

@@ -1,7 +1,7 @@
-"""A TCP link between clients and one node: it passes bytes on, late, not at all, or in one direction only.
+"""A TCP proxy between clients and one node. It can forward bytes at once, late, in one direction only, or not at all.
 
 The one idea: a node advertises the link's address instead of its own, so every stock client goes through it, also after
-it has read the metadata. The way from a node to Postgres has a link of its own kind (tests/cluster/proxy.py).
+it has read the metadata. Between a node and Postgres is another kind of proxy (tests/cluster/proxy.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Direction(Enum):
 
 
 class Link:
-    """Listens on `port` of 127.0.0.1 and passes on to `upstream_port`. Its methods may be called from any thread."""
+    """Listens on `port` of 127.0.0.1 and forwards to `upstream_port`. Its methods may be called from any thread."""
 
     def __init__(self, loop: LoopThread, port: int, upstream_port: int) -> None:
         self.address = f"127.0.0.1:{port}"
@@ -33,11 +33,11 @@ class Link:
         self._server = loop.run(self._listen(port))
 
     def delay(self, seconds: float) -> None:
-        """Hold every piece back for `seconds` from now on."""
+        """Delay everything by `seconds` from now on."""
         self._delay_s = seconds
 
     def cut(self, *directions: Direction) -> None:
-        """Pass nothing on in these directions; connections stay open."""
+        """Forward nothing in these directions. Connections stay open."""
         self._loop.run(self._set(directions, passing=False))
 
     def reset(self) -> None:
@@ -45,7 +45,7 @@ class Link:
         self._loop.run(self._abort())
 
     def heal(self) -> None:
-        """Pass everything on again, first what was held back."""
+        """Forward everything again, the delayed bytes first."""
         self._delay_s = 0.0
         self._loop.run(self._set(tuple(Direction), passing=True))
 
@@ -72,7 +72,7 @@ class Link:
                 asyncio.ensure_future(self._pump(reader, to_upstream, Direction.REQUESTS)),
                 asyncio.ensure_future(self._pump(upstream, writer, Direction.ANSWERS)),
             }
-            # Kafka connections are not used half open: one end that closes ends both.
+            # Kafka connections are never half open: if one end closes, both close.
             _, pending = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
             for pump in pending:
                 pump.cancel()
@@ -89,8 +89,9 @@ class Link:
                     await asyncio.sleep(self._delay_s)
                 await self._passing[direction].wait()
                 if source.at_eof():
-                    # The sender has given up and asks elsewhere. A request that arrives after its retry may undo what
-                    # came later (DeleteTopics by name), as it may with Kafka, so no workload could judge the result.
+                    # The sender has given up, and retries elsewhere. A request that arrives after its own retry may
+                    # undo a later change, for instance DeleteTopics by name. Kafka has the same weakness, so no
+                    # workload could judge the result.
                     return
                 sink.write(data)
                 await sink.drain()

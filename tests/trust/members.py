@@ -1,11 +1,10 @@
-"""One life of a group's member, from its subscription until it closes, by clients of several kinds.
+"""Clients of several kinds as members of a group. The life of a member lasts from its subscription until it closes.
 
 The one idea: each kind reads, processes, commits every hundred records, and commits before it revokes. `Membership`
-keeps positions and writes the history, so that every kind is judged alike.
+keeps positions and writes the history, so that the same checks apply to every kind.
 """
 
-# The stubs of these clients name only a part of what they have.
-# pyright: reportPrivateImportUsage=false, reportUnknownMemberType=false
+# The type stubs of these clients declare only a part of their API.
 
 from __future__ import annotations
 
@@ -39,12 +38,13 @@ from tests.trust.history import Change, Consumed, History, OffsetCommitted, Outc
 from tests.trust.patience import CALL_S, LEAVE_S, PATIENT, WorkloadError
 
 SIMPLE = "simple"
-"""The protocol of a group without members, whose one consumer assigns itself all partitions."""
+"""The protocol of a group without members. Its one consumer assigns itself all partitions."""
 COMMIT_EVERY = 100
 POLL_S = 0.1
 JOINING_S = 2.0
-"""How long a member of kafka-python polls while it owns nothing. It drops a JoinGroup's answer if the poll ends
-first, and is then silent until its session has expired."""
+"""How long a member of kafka-python polls while it owns nothing. If the poll ends before the JoinGroup answer arrives,
+kafka-python drops that answer and sends nothing until its session has expired.
+"""
 
 
 Isolation = Literal["read_uncommitted", "read_committed"]
@@ -52,7 +52,7 @@ Isolation = Literal["read_uncommitted", "read_committed"]
 
 @dataclass(frozen=True)
 class Life:
-    """Settings of one life of a member. `ended` becomes true when the member shall leave."""
+    """Settings of one life of a member. `ended` becomes true when the member must leave."""
 
     bootstrap: str
     group: str
@@ -63,17 +63,19 @@ class Life:
     session_ms: int
     name: str
     release_s: float
-    """How long this application still works on what it has read before it releases a partition."""
+    """How long the application still works on records that it has read before it releases their partition."""
     ended: Callable[[], bool]
 
 
 class Membership:
-    """Positions of a member, and its part of the history. Times are now unless the client reports them."""
+    """A member's positions and its part of the history. An event has the current time, unless the client reports a
+    time.
+    """
 
     def __init__(self, history: History, life: Life) -> None:
         self._history, self._life = history, life
         self._positions: dict[int, int] = {}
-        """Per owned partition the offset to commit: one past the last processed record."""
+        """For each owned partition the offset to commit: one past the last processed record."""
         self.owned: set[int] = set()
         self.uncommitted = 0
         """Number of records that were processed since the last commit of all positions."""
@@ -86,7 +88,7 @@ class Membership:
         self.uncommitted += 1
 
     def to_commit(self, partitions: Collection[int] | None = None) -> dict[int, int]:
-        """Return the offsets of these partitions, or of all, that the member has processed."""
+        """Return the offsets to commit of these partitions, or of all: one past the last processed record."""
         if partitions is None:
             self.uncommitted = 0
         return {part: at for part, at in self._positions.items() if partitions is None or part in partitions}
@@ -121,7 +123,7 @@ class Membership:
         life = self._life
         for partition in list(partitions):
             if change is not Change.ASSIGNED and partition not in self.owned:
-                continue  # some clients call back once more when they close
+                continue  # some clients call this callback once more when they close
             self._positions.pop(partition, None)
             self.owned.add(partition) if change is Change.ASSIGNED else self.owned.discard(partition)
             at_s = time.monotonic() if at_s is None else at_s
@@ -147,7 +149,7 @@ class LibrdkafkaMember:
         try:
             while not self._life.ended():
                 self._take()
-                # A simple group commits seldom, because an offset that fell shows only until the next commit.
+                # A group without members commits seldom. An offset that fell shows only until the next commit.
                 if self._membership.uncommitted >= COMMIT_EVERY * (3 if is_simple else 1):
                     self._commit()
             if is_simple:
@@ -158,20 +160,20 @@ class LibrdkafkaMember:
         except KafkaException as error:
             if not _is_fatal(error.args[0]):
                 raise
-            # A static member is fenced if its JoinGroup arrives twice and the first one arrives last. It can do
-            # nothing more, and its successor takes its place.
+            # A static member is fenced if its JoinGroup arrives twice and the first copy arrives last. The fenced
+            # client cannot continue, and a new one takes its place.
             self._membership.lost(set(self._membership.owned))
             self._consumer.close()
 
     def _assign(self) -> None:
-        """Take all partitions of the topic, at the group's committed offsets."""
+        """Assign all partitions of the topic, and begin at the group's committed offsets."""
         topic = self._life.topic
         while not self._life.ended():
             try:
                 count = len(self._consumer.list_topics(topic, CALL_S).topics[topic].partitions)
                 found = self._consumer.committed([TopicPartition(topic, index) for index in range(count)], CALL_S)
             except KafkaException:
-                continue  # the commit got no answer, so the member asks again
+                continue  # the commit got no answer, so the member sends it again
             if count and not any(part.error for part in found):
                 self._consumer.assign([TopicPartition(topic, part.partition, max(part.offset, 0)) for part in found])
                 return
@@ -202,7 +204,7 @@ class LibrdkafkaMember:
             for answered in self._consumer.commit(offsets=offsets, asynchronous=False) or ():
                 outcomes[answered.partition] = Outcome.OK if answered.error is None else Outcome.FAILED
         except KafkaException:
-            pass  # refused or unanswered: the outcome stays unknown
+            pass  # refused or without an answer: the outcome stays unknown
         self._membership.committed(wanted, invoked_s, outcomes)
 
     def _assigned(self, _: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
@@ -248,7 +250,7 @@ def _librdkafka_settings(life: Life) -> dict[str, Any]:
 
 
 class KafkaPythonMember(AsyncConsumerRebalanceListener):
-    """The library refuses to block in a callback, hence the asynchronous listener."""
+    """A member of kafka-python. Its callbacks must not block, so its rebalance listener is asynchronous."""
 
     def __init__(self, life: Life, membership: Membership) -> None:
         self._life, self._membership = life, membership
@@ -296,7 +298,7 @@ class KafkaPythonMember(AsyncConsumerRebalanceListener):
             self._consumer.commit(self._offsets(wanted), timeout_ms=int(CALL_S * 1_000))
             outcomes = dict.fromkeys(wanted, Outcome.OK)
         except KafkaPythonError:
-            pass  # refused or unanswered: the outcome stays unknown
+            pass  # refused or without an answer: the outcome stays unknown
         self._membership.committed(wanted, invoked_s, outcomes)
 
     def _offsets(self, offsets: Mapping[int, int]) -> dict[Any, Any]:
@@ -316,7 +318,7 @@ class KafkaPythonMember(AsyncConsumerRebalanceListener):
                 await self._consumer.commit_async(self._offsets(wanted))
                 outcomes = dict.fromkeys(wanted, Outcome.OK)
             except KafkaPythonError:
-                pass  # refused or unanswered: the outcome stays unknown
+                pass  # refused or without an answer: the outcome stays unknown
             self._membership.committed(wanted, invoked_s, outcomes)
         self._membership.revoked(_numbers(revoked))
 
@@ -328,7 +330,7 @@ class KafkaPythonMember(AsyncConsumerRebalanceListener):
 
 
 class AiokafkaMember(aiokafka.abc.ConsumerRebalanceListener):
-    """An eager member. It has an event loop of its own, on the caller's thread."""
+    """A member with the eager protocol. It has an event loop of its own, on the caller's thread."""
 
     def __init__(self, life: Life, membership: Membership) -> None:
         self._life, self._membership = life, membership
@@ -356,15 +358,16 @@ class AiokafkaMember(aiokafka.abc.ConsumerRebalanceListener):
             while not life.ended():
                 for records in (await self._consumer.getmany(timeout_ms=int(POLL_S * 1_000))).values():
                     for record in records:
-                        # A rebalance may have begun between the fetch and this line. The member still owns a
-                        # partition until its callback, and a record of another partition is none of its own.
+                        # A rebalance may have begun between the fetch and this line. The member still owns a partition
+                        # until its callback runs. Skip records of other partitions, because the member does not own
+                        # these any more.
                         if record.partition in self._membership.owned:
                             self._membership.took(record.partition, record.offset, int(record.value))
                 if self._membership.uncommitted >= COMMIT_EVERY:
                     await self._commit()
             await self._commit()
         except AiokafkaError:
-            pass  # no node answers, or the coordinator refuses for good: another life follows
+            pass  # no node answers, or the coordinator refuses for good: the next client follows
         finally:
             self._membership.revoked(self._membership.owned)
             with contextlib.suppress(AiokafkaError, TimeoutError):
@@ -381,7 +384,7 @@ class AiokafkaMember(aiokafka.abc.ConsumerRebalanceListener):
             await asyncio.wait_for(self._consumer.commit(offsets), CALL_S)
             outcomes = dict.fromkeys(wanted, Outcome.OK)
         except (AiokafkaError, TimeoutError):
-            pass  # refused or unanswered: the outcome stays unknown
+            pass  # refused or without an answer: the outcome stays unknown
         self._membership.committed(wanted, invoked_s, outcomes)
 
     async def on_partitions_assigned(self, assigned: Collection[Any]) -> None:
@@ -449,9 +452,11 @@ SPOKEN: Mapping[str, Sequence[str]] = {
     "consumer": (LIBRDKAFKA, JAVA, FRANZ_GO),
     SIMPLE: (LIBRDKAFKA,),
 }
-"""Kinds of clients by the protocol of a group that their members can join."""
+"""Kinds of clients by the group protocol that their members can speak."""
 
 
 def draw(kinds: Sequence[str], protocol: str, chance: random.Random) -> str:
-    """Choose a kind among `kinds` that speaks the protocol, or librdkafka, which speaks each, if none does."""
+    """Choose a kind among `kinds` that speaks the protocol. If none does, choose librdkafka, which speaks every
+    protocol.
+    """
     return chance.choice([kind for kind in kinds if kind in SPOKEN[protocol]] or [LIBRDKAFKA])

@@ -1,10 +1,10 @@
-"""Prove the checker: plant defects in copies of the product, and see that each one is found.
+"""Test the checker itself: put defects into copies of the product, and check that it finds each defect.
 
 `python -m tests.trust.mutants [--only NAME …] [--seconds 20] [--attempts 4] [--clients KIND …]`
 
-The one idea: a mutant is a text edit in a copy of the sources, so the product has no switch for it. A mutant whose text
-is no longer in the sources is an error. The faults that expose a mutant are named, because a short run with all of them
-may miss the one that matters; the seed still chooses their order, length and target.
+The one idea: a mutant is a text edit in a copy of the sources, so the product has no switch for it. If the sources no
+longer contain the text of a mutant, that is an error. Each mutant names the faults that expose it, because a short run
+with all faults may miss the one that matters. The seed still chooses their order, length and target.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tests.trust.run import Verdict, run
 from tests.trust.world import Store
 
 READ_S = 30.0
-"""How long a group may go on without progress after the faults: it has waited long enough to be judged."""
+"""How long a group may make no progress after the faults. Then the checker judges what the group has read."""
 PACKAGES = ("gateway", "protocol", "sluice", "storage")
 HARMLESS = ("reset_clients", "delay_clients")
-"""Faults for mutants that need none. Clients repeat requests, so that every path is used."""
+"""Faults for mutants that show without any. These faults make clients repeat requests, so that every code path runs."""
 
 
 class MutantError(Exception):
@@ -37,7 +37,7 @@ class MutantError(Exception):
 
 @dataclass(frozen=True)
 class Edit:
-    """Replace `old` with `new` in one file, wherever it stands."""
+    """Replace each occurrence of `old` in one file with `new`."""
 
     path: str
     old: str
@@ -49,13 +49,14 @@ class Mutant:
     name: str
     edits: Sequence[Edit]
     found_by: Sequence[str]
-    """Promises that the defect breaks by itself. A mutant that breaks only other promises is missed."""
+    """Promises that this defect itself breaks. If a run breaks other promises only, the checker has missed the defect.
+    """
     faults: Sequence[str] = HARMLESS
     store: Store = Store.POSTGRES
     kinds: Sequence[str] = (LIBRDKAFKA,)
-    """Kinds of clients without which the defect does not show."""
+    """Kinds of clients that are needed to show the defect."""
     postgres: Mapping[str, str] | None = None
-    """Settings of the server that are the defect."""
+    """Settings of Postgres that cause the defect."""
 
     def broken(self, verdict: Verdict) -> list[str]:
         """Return the promises of `found_by` that the verdict names as broken."""
@@ -269,7 +270,7 @@ MUTANTS: Sequence[Mutant] = (
                 "cross join append_chunks(",
             )
         ],
-        # A relay reads a place again only after a restart, and all nodes restart at the end.
+        # A relay reads a part of the log again only after a restart, and all nodes restart at the end.
         ("records of SQL are the committed rows", "a restart keeps the log"),
     ),
     Mutant(
@@ -301,7 +302,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "Postgres does not sync",
         [],
-        # The database may have lost so much that nodes refuse it.
+        # Postgres may have lost so much that the nodes refuse the database.
         ("nothing acknowledged is lost", "every node starts again and answers"),
         ("cut_power",),
         postgres={"fsync": "off"},
@@ -337,7 +338,8 @@ def hunt(
     mutant: Mutant, seconds: float, attempts: int, first_seed: int = 1, kinds: Sequence[str] = (LIBRDKAFKA,)
 ) -> Verdict:
     """Run the checker on the mutant until a promise of `found_by` is broken, at most `attempts` times; return the last
-    verdict. `kinds`: of clients."""
+    verdict. `kinds` names the clients.
+    """
     last_seed = first_seed + max(attempts, 1) - 1
     with mutated(mutant) as root:
         for seed in range(first_seed, last_seed):

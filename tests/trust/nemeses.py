@@ -1,7 +1,7 @@
-"""Faults. Each causes a failure, and repairs it before it returns.
+"""Faults that a run injects. Each function causes a failure, and repairs it before it returns.
 
-The one idea: a nemesis is a function of the world and of chance. `NEMESES` names all of them. A seed chooses the
-faults, their order and their lengths.
+The one idea: a nemesis (a fault) is a function of the world, which is the cluster under attack, and of a random
+generator. `NEMESES` names all of them. A seed chooses the faults, their order and their lengths.
 """
 
 from __future__ import annotations
@@ -143,17 +143,19 @@ def break_postgres_connections(world: World, chance: random.Random) -> str:
 
 
 HELD_S = 5.0
-"""How long a fault waits for a statement that it can delay."""
+"""How long a fault waits for a statement that it could delay."""
 
 
 def deliver_statements_late(world: World, chance: random.Random) -> str:
-    """Let Postgres read statements of lost connections later than their repeats. It happens several times, because only
-    a statement that the repeat does not exclude does harm."""
+    """Deliver statements of lost connections to Postgres after the nodes have repeated them. Do so several times,
+    because a late statement does harm only if its repeat does not exclude it.
+    """
     node, times = chance.choice(world.nodes), chance.randint(1, 4)
     delays_s = [_length(chance, 1.0, TTL_S) for _ in range(times)]
     for late_s in delays_s:
         node.postgres.hold_open_connections()
-        _wait(chance.uniform(0.1, 0.8))  # statements gather; the node must not lose its leases, which fence them
+        # Let statements gather, but not so long that the node loses its leases, because the leases fence them.
+        _wait(chance.uniform(0.1, 0.8))
         # A node that has just lost its connections in another way has no statement to lose.
         asyncio.run(node.postgres.lose_held_statement(HELD_S))
         _wait(late_s)
@@ -178,7 +180,7 @@ def hold_row_locks(world: World, chance: random.Random) -> str:
 
 
 def hold_a_snapshot(world: World, _: random.Random) -> str:
-    """Hold a snapshot, as pg_dump does, until this fault comes again: nothing is vacuumed in between."""
+    """Hold a snapshot, as pg_dump does, until this fault is injected again. Vacuum removes no row in that time."""
     released = world.hold_snapshot()
     return "a snapshot is held from now on" + (", and the one before it released" if released else "")
 
@@ -211,8 +213,9 @@ def cut_power(world: World, chance: random.Random) -> str:
 
 
 def slow_the_disk(world: World, chance: random.Random) -> str:
-    """Let each sync of Postgres, or of segments, take long, and mostly let the power fail in the middle. If both were
-    slow, a node that does not wait for its own syncs would wait for those of Postgres."""
+    """Let each sync of Postgres, or of segments, take long. In most cases, also cut the power in the middle. If both
+    kinds of syncs were slow, a node that does not wait for its own syncs would still wait for those of Postgres.
+    """
     assert world.disk is not None
     which, sync_s = chance.choice(list(Syncing)), chance.uniform(0.05, 0.5)
     slow_s = _length(chance, 2.0, 3 * TTL_S)
@@ -304,8 +307,9 @@ NEMESES: Mapping[str, Nemesis] = {
 
 
 def missing(*, standby: bool, store: Store) -> Mapping[str, str]:
-    """Return the faults that this machine, or a run with this store and a standby or none, cannot play; with the
-    reason."""
+    """Return the faults that are impossible in this run, each with the reason. The machine, the store and the lack of a
+    standby decide.
+    """
     found: dict[str, str] = {}
     if not standby:
         found |= {each.__name__: "this run has no standby" for each in (fail_over, freeze_the_standby)}
@@ -328,10 +332,10 @@ def missing(*, standby: bool, store: Store) -> Mapping[str, str]:
 
 
 def _length(chance: random.Random, least_s: float, most_s: float) -> float:
-    """Draw how long a fault lasts. Short ones are likelier, because races hide in them."""
+    """Draw the length of a fault. Short faults are likelier, because they expose more races."""
     return least_s + (most_s - least_s) * chance.random() ** 2
 
 
 def _wait(seconds: float) -> None:
-    """Let a fault last: this is the fault's length, and no synchronisation."""
+    """Sleep for the length of a fault. This is not a wait for an event."""
     threading.Event().wait(seconds)

@@ -11,16 +11,17 @@ FINISH_S = 180.0
 LEAVE_S = 120.0
 """How long a consumer may take to leave its group, because its coordinator may be gone in the meantime."""
 DELIVERY_S = 900.0
-"""How long a producer repeats a record: longer than any outage. librdkafka numbers its batches anew after a record has
-timed out, and sends those again that may be in the log."""
+"""How long a producer repeats a record: longer than any outage. After a record has timed out, librdkafka numbers its
+batches anew. It then sends batches again that may already be in the log.
+"""
 PATIENT: Mapping[str, Any] = {
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 500,
     "socket.timeout.ms": 6_000,
     "log_level": 0,
 }
-"""Settings of each client of librdkafka."""
+"""Settings of each librdkafka client."""
 
 
 class WorkloadError(Exception):
-    """A workload could not go on or not finish after all faults had ended."""
+    """A workload could not continue or finish, although all faults had ended."""

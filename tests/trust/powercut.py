@@ -1,8 +1,9 @@
-"""Cut the power, and slow the disk: writes and names that no sync has made durable are lost.
+"""Simulate a power cut, or a slow disk. After a power cut, all writes and file names that no sync has made durable are
+lost.
 
-The one idea: `powercut.c`, preloaded into Postgres and the gateways, notes how to take back each change of a file.
-While the power is off, all processes are dead, and this module takes back what the notes hold. The library does not
-sync, so nothing depends on the kernel.
+The one idea: `powercut.c`, preloaded into Postgres and the gateways, records how to undo each change of a file. While
+the power is off, all processes are dead, and this module undoes the recorded changes. The library does not sync, so
+nothing depends on the kernel.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ T = TypeVar("T")
 SOURCE = Path(__file__).with_name("powercut.c")
 BUILD_S = 60
 _ENTRY = struct.Struct("=qqq")
-"""Old size of the file, position and length of the old bytes that follow."""
+"""Format of a recorded change: the old size of the file, then position and length of the old bytes that follow."""
 
 
 class Syncing(StrEnum):
-    """Processes whose syncs may be slow."""
+    """Processes whose syncs can be made slow."""
 
     POSTGRES = "Postgres"
     NODES = "segments"
@@ -39,7 +40,7 @@ class Syncing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Numbers of changes that a power cut took back."""
+    """Numbers of changes that a power cut has undone."""
 
     writes: int
     files: int
@@ -64,11 +65,11 @@ class _Name:
     inode: int
     path: Path
     other: Path
-    """The former name of a renamed file, or the second link to an unlinked one."""
+    """The former name of a renamed file, or the second link that kept an unlinked file."""
 
 
 def compiler() -> str | None:
-    """Return the program that compiles the library; None if this machine has none."""
+    """Return the C compiler for the library, None if this machine has none."""
     return shutil.which("cc")
 
 
@@ -76,7 +77,7 @@ class Disk:
     """A directory whose files lose unsynced writes at a power cut."""
 
     def __init__(self, directory: Path) -> None:
-        """Compile the library below `directory`, where the watched files are to lie in `watched`."""
+        """Compile the library in `directory`. The watched files must be in `watched`."""
         self.watched = directory / "disk"
         self._kept = directory / "kept"
         self._library = directory / "powercut.so"
@@ -106,16 +107,18 @@ class Disk:
         }
 
     def slow_down(self, which: Syncing, sync_s: float) -> None:
-        """Let each sync of these processes take so long from now on."""
+        """Make each sync of these processes take this long from now on."""
         self._delays[which].write_text(f"{sync_s * 1000:.0f}\n")
 
     def speed_up(self) -> None:
-        """Let each sync take no longer than the disk does."""
+        """Make syncs as fast as the disk again."""
         for which in Syncing:
             self.slow_down(which, 0)
 
     def postgres_programs(self, directory: Path) -> Path:
-        """Write programs into `directory` that run Postgres under the library, and not before the power is on."""
+        """Write programs into `directory` that run Postgres with the preloaded library. They wait while the power is
+        off.
+        """
         found = find_programs().directory
         directory.mkdir(mode=0o755)
         environment = {**self.environment, "POWERCUT_SLOW": str(self._delays[Syncing.POSTGRES])}
@@ -138,7 +141,7 @@ class Disk:
             yield
 
     def take_back(self, chance: random.Random | None = None) -> Lost:
-        """Take back what was not synced. No process may use the files.
+        """Undo every change that was not synced. No process may use the files in that time.
 
         With `chance`, each file keeps its first few unsynced writes, because a kernel writes at times of its own.
         Without it, everything unsynced is lost.
@@ -174,7 +177,9 @@ def _from(changes: Sequence[T], chance: random.Random | None) -> Sequence[T]:
 
 
 def _writes(journal: bytes) -> list[_Write]:
-    """Read the entries of a file. A process may have been killed in the last one, before its write."""
+    """Read the recorded changes of a file. If a process was killed, its last record may be incomplete: then the write
+    itself has not happened.
+    """
     found: list[_Write] = []
     at = 0
     while at + _ENTRY.size <= len(journal):

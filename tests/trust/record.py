@@ -1,4 +1,4 @@
-"""Keep a line per run in a table that is committed: what was tried, how often, and what came of it."""
+"""Keep a table with one line per run: what was tried, how often, and the result. The table is committed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ COLUMNS = ("date", "commit", "seed", "minutes", "operations", "faults", "verdict
 def record(path: Path, verdict: Verdict, commit: str, at: datetime | None = None) -> None:
     """Append the run to the table at `path`, and create the table if it does not exist.
 
-    `commit`: of the sources that were attacked. `at`: when the run ended; None for now. Operations are records that
-    were acknowledged or consumed, commits, changes of owners and observations.
+    `commit` is the commit of the attacked sources. `at` is the time at which the run ended, now if None. Operations are
+    records that were acknowledged or consumed, commits, changes of owners and observations.
     """
     broken = [name for name, sentences in verdict.violations.items() if sentences]
     row = (

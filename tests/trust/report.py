@@ -29,7 +29,7 @@ svg .axis { stroke: var(--line); } p.soft { color: var(--soft); }
 
 
 def write_report(path: Path, verdict: Verdict, commit: str) -> None:
-    """Write `path`. `commit`: of the sources that were attacked."""
+    """Write the report to `path`. `commit` is the commit of the attacked sources."""
     failed = [name for name, sentences in verdict.violations.items() if sentences]
     headline = "Every promise was kept" if verdict.passed else f"Broken: {', '.join(failed)}"
     counts = ", ".join(f"{count:,} {name}" for name, count in verdict.counts.items())

@@ -4,8 +4,7 @@ The order at the end matters. Faults end, then the world heals, then workloads f
 whole from every partition, then all nodes describe the cluster, restart, and describe it again.
 """
 
-# The stubs of these clients name only a part of what they have.
-# pyright: reportPrivateImportUsage=false
+# The type stubs of these clients declare only a part of their API.
 
 from __future__ import annotations
 
@@ -67,7 +66,7 @@ NODES = 3
 
 PLAIN, IDEMPOTENT, KEYED, SOURCE, TARGET, DOOR = "plain", "idempotent", "keyed", "source", "target", "door"
 ASSIGNED = "assigned"
-"""Results of workers that assign themselves their partitions."""
+"""The topic for the results of workers that assign themselves their partitions."""
 TOPICS: Mapping[str, int] = {PLAIN: 3, IDEMPOTENT: 6, KEYED: 2, SOURCE: 4, TARGET: 4, ASSIGNED: 2, DOOR: 3}
 CONFIGS: Mapping[str, Mapping[str, str]] = {
     KEYED: {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "1000"}
@@ -80,7 +79,9 @@ EVERY_WORKLOAD_FINISHES = "every workload finishes"
 
 @dataclass(frozen=True)
 class Verdict:
-    """The findings of a run. `violations`: sentences by the check's name, an empty list for a promise that was kept."""
+    """The findings of a run. `violations` holds sentences by the check's name, and an empty list for a promise that was
+    kept.
+    """
 
     seed: int
     seconds: float
@@ -91,9 +92,8 @@ class Verdict:
 
     @property
     def only_unfinished(self) -> bool:
-        """True if all that went wrong is that a workload did not get done, as on an overloaded machine.
-
-        A node that does not start again may have lost its data, so it is a broken promise.
+        """True if the only violation is that a workload did not finish, as happens on an overloaded machine. If a node
+        does not start again, this is a violation of its own, because the node may have lost data.
         """
         broken = [name for name, found in self.violations.items() if found]
         return broken == [EVERY_WORKLOAD_FINISHES]
@@ -109,7 +109,7 @@ class Verdict:
 
     @property
     def operations(self) -> int:
-        """Return the number of events that are no fault."""
+        """Return the number of events that are not faults."""
         return sum(1 for _ in self.history) - self.faults
 
 
@@ -119,11 +119,11 @@ class _Work:
     groups: Sequence[Group]
     transfers: Transfers
     assigned: AssignedTransfers | None
-    """None without aiokafka."""
+    """None if aiokafka is not used."""
     churn: TopicChurn
     door: SqlDoor
     share: ShareGroup | None
-    """None without Java."""
+    """None if Java is not used."""
     observer: Observer
 
     def all(self) -> list[Workload]:
@@ -221,8 +221,9 @@ def run(
 
 
 def _store(seed: int, chance: random.Random) -> Store:
-    """Return where the seed wants records to be: mostly in Postgres or a directory, and else in a bucket or on a small
-    disk if this machine can have one."""
+    """Return the place of records that the seed chooses. Mostly this is Postgres or a directory; else it is a bucket or
+    a small disk, if this machine can have one.
+    """
     drawn = random.Random(f"store {seed}").random()
     chosen = Store.SEGMENTS if chance.random() < 0.5 else Store.POSTGRES
     if drawn < 0.25 and no_server() is None:
@@ -231,7 +232,7 @@ def _store(seed: int, chance: random.Random) -> Store:
 
 
 def _kinds(seed: int) -> Sequence[str]:
-    """Return librdkafka and, of each other kind that can run here, what the seed chooses."""
+    """Return librdkafka, and those of the other kinds of clients that can run here and that the seed chooses."""
     chance = random.Random(f"clients {seed}")
     chosen = [kind for kind in ALL_KINDS if kind == LIBRDKAFKA or chance.random() < 0.6]
     absent = {JAVA: java_missing(), FRANZ_GO: franz_go_missing()}
@@ -302,7 +303,7 @@ def _attack(
     say: Callable[[str], None],
 ) -> None:
     while time.monotonic() < until_s:
-        time.sleep(chance.uniform(0.5, 5.0))  # the pause between two faults, in which the cluster may settle or not
+        time.sleep(chance.uniform(0.5, 5.0))  # a pause between two faults, in which the cluster may or may not settle
         name = chance.choice(names)
         began_s = time.monotonic()
         detail = NEMESES[name](attacked, chance)
@@ -313,9 +314,9 @@ def _attack(
 def _finish(attacked: World, work: _Work, history: History, read_s: float, states: dict[str, str]) -> list[str]:
     """Let every workload finish. Return a sentence for each that does not.
 
-    Put the state of each group that was not given everything into `states`, while its members are still there.
+    Store the state of each group that did not receive every record in `states`, while its members still exist.
 
-    A group that reads nothing more, or a transfer that stands still, is no error here: checks judge what is missing.
+    This function does not report a group or a transfer that makes no progress: checks judge what is missing.
     """
     failures: list[str] = []
 
@@ -350,7 +351,7 @@ def _finish(attacked: World, work: _Work, history: History, read_s: float, state
 def _until_read(
     history: History, kind: type[Consumed] | type[Delivered], groups: Mapping[str, str], read_s: float
 ) -> None:
-    """Wait until each group was given every acknowledged record, or until no group gets one for `read_s`."""
+    """Wait until each group has received every acknowledged record, or until no group receives one for `read_s`."""
     produced = history.of(Produced)
     left, since_s = -1, time.monotonic()
     while missing := len(checks.unread(produced, history.of(kind), groups)):
@@ -443,7 +444,7 @@ def _judge(attacked: World, history: History, work: _Work, read_s: float) -> dic
 
 
 def _judge_share(history: History, share: ShareGroup, log: Mapping[Place, Entry]) -> dict[str, list[str]]:
-    """Judge the share group, also by what a member was given after the restart."""
+    """Judge the share group, including the records that a member received after the restart."""
     delivered = history.of(Delivered)
     return {
         "share groups read everything": checks.groups_read_everything(
@@ -458,7 +459,8 @@ def _judge_share(history: History, share: ShareGroup, log: Mapping[Place, Entry]
 def read_log(bootstrap: str, topics: Mapping[str, int], read_s: float) -> tuple[dict[Place, Entry], list[str]]:
     """Read every record of `topics` with read_committed, from the first to the end at the time of the call.
 
-    Return also a sentence for each partition whose end was not reached before no record came for `read_s`.
+    Also return a sentence for each partition that was not read to its end: after `read_s` without a record the reader
+    gives up.
     """
     log: dict[Place, Entry] = {}
     consumer = confluent_kafka.Consumer(

@@ -4,8 +4,7 @@ The one idea: a record has an outcome once, by the callback of its own client. A
 sent the record, so the outcome is unknown then.
 """
 
-# The stubs of these clients name only a part of what they have.
-# pyright: reportPrivateImportUsage=false, reportUnknownMemberType=false
+# The type stubs of these clients declare only a part of their API.
 
 from __future__ import annotations
 
@@ -29,18 +28,18 @@ from tests.trust.foreign import ForeignProcess
 from tests.trust.patience import CALL_S, DELIVERY_S, FINISH_S, PATIENT
 
 Delivered = Callable[[int], None]
-"""Receives the offset of an acknowledged record, -1 if the client reports none, or `FAILED`."""
+"""Callback for an acknowledged record. It receives the record's offset, -1 if the client reports none, or `FAILED`."""
 FAILED = -2
 POLL_S = 0.05
 
 
 class SenderError(Exception):
-    """The client can send nothing, or nothing more. A new one can."""
+    """The client cannot send any more. A new client can."""
 
 
 @dataclass(frozen=True)
 class Sending:
-    """Settings of a producer in words that all kinds share."""
+    """Settings of a producer, in terms that apply to all kinds of clients."""
 
     bootstrap: str
     client_id: str
@@ -51,7 +50,7 @@ class Sending:
 
 class Sender(Protocol):
     def send(self, topic: str, partition: int, key: str | None, value: int, delivered: Delivered) -> bool:
-        """Send a record; return False if the client's buffer is full. SenderError if the client has failed."""
+        """Send a record; return False if the client's buffer is full. Raise SenderError if the client has failed."""
         ...
 
     def poll(self, seconds: float) -> None:
@@ -59,7 +58,9 @@ class Sender(Protocol):
         ...
 
     def flush(self) -> int:
-        """Wait until every record has its outcome, at most FINISH_S. Return how many have none. Close the client."""
+        """Wait until every record has its outcome, at most FINISH_S, and close the client. Return the number of records
+        without an outcome.
+        """
         ...
 
 
@@ -101,7 +102,7 @@ class LibrdkafkaSender:
 
 
 class _Counted:
-    """Records without an outcome, for clients that call back on another thread."""
+    """Counts records without an outcome, for clients that call back on another thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -155,7 +156,7 @@ class KafkaPythonSender:
         return True
 
     def poll(self, seconds: float) -> None:
-        time.sleep(seconds)  # the pause between two records; callbacks run on the client's own thread
+        time.sleep(seconds)  # a pause between two records; callbacks run on the client's own thread
 
     def flush(self) -> int:
         left = self._counted.wait()
@@ -179,11 +180,11 @@ class AiokafkaSender:
                 enable_idempotence=settings.idempotent,
                 linger_ms=settings.linger_ms,
                 compression_type="gzip" if settings.compression != "none" else None,
-                request_timeout_ms=40_000,  # also the time after which a batch fails
+                request_timeout_ms=40_000,  # this is also the time after which a batch fails
             )
             try:
                 await producer.start()
-            except AiokafkaError:  # no node answers; `result` bounds the attempts
+            except AiokafkaError:  # no node answers; `result` limits the attempts
                 await producer.stop()
             else:
                 return producer
@@ -207,11 +208,11 @@ class AiokafkaSender:
         self._counted.done(delivered, FAILED if failed else found.result().offset)
 
     def poll(self, seconds: float) -> None:
-        time.sleep(seconds)  # the pause between two records; callbacks run on the client's own thread
+        time.sleep(seconds)  # a pause between two records; callbacks run on the client's own thread
 
     def flush(self) -> int:
         left = self._counted.wait()
-        # aiokafka raises the error that ended the producer once more.
+        # aiokafka raises the error that ended the producer a second time.
         with contextlib.suppress(AiokafkaError, TimeoutError):
             self._loop.submit(self._producer.stop()).result(CALL_S)
         self._loop.close()
@@ -241,7 +242,7 @@ class ForeignSender:
         return True
 
     def poll(self, seconds: float) -> None:
-        time.sleep(seconds)  # the pause between two records; callbacks run on another thread
+        time.sleep(seconds)  # a pause between two records; callbacks run on another thread
 
     def flush(self) -> int:
         left = self._counted.wait()

@@ -1,7 +1,8 @@
-"""A share group (KIP-932) at work. Its members are Java's, because no other stock client here has share consumers."""
+"""A share group (KIP-932) as a workload. Its members are Java clients, because no other stock client here has share
+consumers.
+"""
 
-# The stubs of these clients name only a part of what they have.
-# pyright: reportPrivateImportUsage=false
+# The type stubs of these clients declare only a part of their API.
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ QUIET_S = 5.0
 
 
 class ShareGroup(Workload):
-    """A share group whose members come and go. Each acknowledges what it was given, before it polls again."""
+    """A share group whose members join and leave. A member acknowledges the records of a poll before it polls again."""
 
     def __init__(self, history: History, java: Java, bootstrap: str, topic: str, *, members: int, seed: int) -> None:
         self.group = f"share-{uuid.uuid4().hex[:6]}"
@@ -38,7 +39,7 @@ class ShareGroup(Workload):
             self._thread(lambda number=number: self._consume(number), f"{self.group}-m{number}")
 
     def drain(self) -> None:
-        """Let members stay from now on, until `stop`."""
+        """Let members stay in the group from now on, until `stop`."""
         self._draining.set()
 
     def _consume(self, number: int) -> None:
@@ -54,7 +55,9 @@ class ShareGroup(Workload):
             count += 1
 
     def look_again(self) -> None:
-        """Let one more member read until it is given nothing for QUIET_S, so that the history shows what comes."""
+        """Let one more member read until it has received no record for QUIET_S, so that the history has these
+        deliveries.
+        """
         began_s = time.monotonic()
 
         def quiet() -> bool:
@@ -91,7 +94,7 @@ class ShareGroup(Workload):
 
 
 def _from_the_beginning(bootstrap: str, group: str) -> None:
-    """Let the group begin at the first record: by default it begins at the end."""
+    """Let the group begin at the first record. By default a share group begins at the end."""
     entry = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry])
     admin = AdminClient({"bootstrap.servers": bootstrap, **PATIENT})

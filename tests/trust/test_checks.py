@@ -136,7 +136,7 @@ def test_overlap_counts_in_named_groups_and_for_members_that_were_not_removed() 
     ("commits", "found"),
     [
         ([commit("a", 5, 1.5), commit("b", 9, 3.5)], 0),
-        ([commit("a", 5, 2.9)], 0),  # before the new owner received the partition
+        ([commit("a", 5, 2.9)], 0),  # this happens before the new owner receives the partition
         ([commit("a", 5, 3.5)], 1),
         ([commit("a", 5, 3.5, Outcome.FAILED)], 0),
         ([commit("a", 5, 3.5, Outcome.UNKNOWN)], 0),

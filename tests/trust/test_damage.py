@@ -31,15 +31,15 @@ from tests.wire import WireClient
 TOPIC = "damaged"
 RECORDS = 40
 ROUNDS = int(os.environ.get("SLUICE_TEST_DAMAGES", "1"))
-"""Damages of each kind. A long run uses 100 and more."""
+"""Number of damages of each kind. A long run uses 100 and more."""
 SEED = int(os.environ.get("SLUICE_TEST_SEED", "1"))
 PAGES = 4
-"""Damaged pages of Postgres in each round."""
+"""Number of damaged Postgres pages in each round."""
 BITS = 50
 """Number of bits that are flipped in a file. Most of a page is empty, so a few flipped bits could go unnoticed."""
 SECTOR = 512
 INDEX_OF_THE_LOG = "^(chunk|partition|topic|log_object)"
-"""Tables and indexes in which Postgres finds a record, as a regular expression."""
+"""Tables and indexes by which Postgres finds a record, as a regular expression."""
 STORAGE_WORDS = ("invalid page", "page verification failed", "could not read", "unexpected data", "KAFKA_STORAGE_ERROR")
 
 Damage = Callable[[Path, random.Random], None]
@@ -65,7 +65,7 @@ def lose_a_sector(path: Path, chance: random.Random) -> None:
 
 
 def misdirect_a_write(path: Path, chance: random.Random) -> None:
-    """Put one sector's bytes where another's should be."""
+    """Write the bytes of one sector to the place of another sector."""
     sectors = max(path.stat().st_size // SECTOR, 2)
     source, target = chance.sample(range(sectors), 2)
     _change(path, target * SECTOR, path.read_bytes()[source * SECTOR :][:SECTOR])
@@ -104,7 +104,9 @@ async def filled(gateway: GatewayProcess) -> dict[int, bytes]:
 
 
 async def read_all(gateway: GatewayProcess, values: dict[int, bytes]) -> dict[ErrorCode, int]:
-    """Fetch from every offset. Assert that each answer is an error or the record. Return how often each code came."""
+    """Fetch from every offset. Assert that each answer is an error or the record. Return the number of answers by error
+    code.
+    """
     codes: dict[ErrorCode, int] = {}
     async with await WireClient.connect(gateway.bootstrap) as client:
         for offset, value in values.items():

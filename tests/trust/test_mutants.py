@@ -1,4 +1,6 @@
-"""The planted defects of the checker fit the sources, so that a change of the product does not silently disarm one."""
+"""The text that each planted defect replaces is in the sources, so a change of the product cannot silently disable a
+defect.
+"""
 
 from __future__ import annotations
 

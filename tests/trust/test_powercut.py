@@ -1,4 +1,4 @@
-"""The disk whose power is cut: what was synced stays, everything else is taken back."""
+"""The disk with simulated power cuts: synced changes stay, all others are undone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def disk(tmp_path: Path) -> Disk:
 
 
 def run_on(disk: Disk, script: str) -> None:
-    """Run Python code in the watched directory, under the library."""
+    """Run Python code in the watched directory, with the library preloaded."""
     subprocess.run(
         [sys.executable, "-c", f"import os\nD = os.open('.', os.O_RDONLY)\n{script}"],
         cwd=disk.watched,

@@ -1,11 +1,10 @@
-"""Clients at work while faults are under way. Each workload is threads that write into the history.
+"""Workloads: clients that run while faults are injected. Each workload is threads that write into the history.
 
-The one idea: a workload gives up nothing. A call that fails is made again, or recorded as unknown, so that after the
-faults every workload can finish and the checks can demand everything that was promised.
+The one idea: a workload never gives up a call. It repeats a failed call, or records its outcome as unknown. So every
+workload can finish after the faults, and the checks can demand every promise.
 """
 
-# The stubs of these clients name only a part of what they have.
-# pyright: reportPrivateImportUsage=false
+# The type stubs of these clients declare only a part of their API.
 
 from __future__ import annotations
 
@@ -54,15 +53,17 @@ from tests.trust.senders import (
 )
 
 STUCK_S = 75.0
-"""A life of a transactional worker is abandoned if its client does not return from a call for this long."""
+"""How long a call of a transactional client may take. After this time the worker abandons the client and continues with
+a new one.
+"""
 LIFE_S = 30.0
-"""The longest life of a transactional worker of Java."""
+"""How long one transactional client of Java may run."""
 ABORTED = 0.03
-"""Share of the transactions that a worker aborts after everything was sent."""
+"""Share of its transactions that a worker aborts after it has sent everything."""
 
 
 class Workload:
-    """Threads that run until `stop`. `finish` waits until everything that was begun has an outcome."""
+    """Threads that run until `stop`. `finish` waits until every call that was begun has an outcome."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -105,7 +106,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Clients:
-    """The kinds of clients of a run, and the processes of those in other languages, if `kinds` names them."""
+    """The kinds of clients of a run, and the processes for clients in other languages, if `kinds` names any."""
 
     bootstrap: str
     kinds: Sequence[str] = (LIBRDKAFKA,)
@@ -129,7 +130,7 @@ class Clients:
                 return LibrdkafkaSender(settings)
 
     def live(self, kind: str, life: Life, membership: Membership) -> None:
-        """Live one life of a member until it has left its group."""
+        """Let one client join the group, read and commit until it leaves."""
         match kind:
             case "kafka-python":
                 KafkaPythonMember(life, membership).live()
@@ -144,8 +145,8 @@ class Clients:
 class Producing(Workload):
     """One producer that sends rising values, some of them with keys, at a bounded rate.
 
-    If its client fails for good, a client of the same kind goes on with the next value. It counts as another producer,
-    because no client promises an order across its failure.
+    If its client fails for good, a client of the same kind continues with the next value. The new client counts as
+    another producer, because no client promises an order across its failure.
     """
 
     def __init__(
@@ -160,7 +161,9 @@ class Producing(Workload):
         rate: float = 150.0,
         seed: int = 0,
     ) -> None:
-        """`keys`: so many keys get values in turn, each in one partition; 0 sends none. `rate`: records per second."""
+        """With `keys` above 0, so many keys receive values in turn, and each key belongs to one partition. With 0,
+        records have no key. `rate` is in records per second.
+        """
         self._chance = random.Random(seed)
         linger_ms, compression = self._chance.choice([0, 2, 10]), self._chance.choice(["none", "lz4", "zstd"])
         self.kind = self._chance.choice(clients.kinds)
@@ -180,14 +183,14 @@ class Producing(Workload):
             try:
                 sender = self._clients.sender(self.kind, settings)
             except SenderError:
-                continue  # no node answers, so it tries again
+                continue  # no node answers, so try again
             try:
                 while not self._stopping.is_set():
                     if self._send(sender, settings.client_id, value):
                         value += 1
                     sender.poll(self._pause_s)
             except SenderError:
-                value += 1  # the record's fate is unknown, and values are unique, so it is not sent again
+                value += 1  # the outcome of this record is unknown; values are unique, so do not send it again
             left += sender.flush()
         if left:
             raise WorkloadError(f"{left} records were never answered")
@@ -214,7 +217,7 @@ class Producing(Workload):
 
 
 class Group(Workload):
-    """A consumer group whose members come and go, each life a client of another kind."""
+    """A consumer group whose members join and leave. Each new member may be a client of another kind."""
 
     def __init__(
         self,
@@ -228,7 +231,9 @@ class Group(Workload):
         session_ms: int = 45_000,
         isolation: Isolation = "read_uncommitted",
     ) -> None:
-        """`protocol`: eager, cooperative, static (cooperative with instance ids), consumer (KIP-848) or simple."""
+        """`protocol` is eager, cooperative, static (cooperative with instance ids), consumer (KIP-848) or simple
+        (without members).
+        """
         self.group = f"{protocol}-{uuid.uuid4().hex[:6]}"
         super().__init__(self.group)
         self.protocol, self.topic = protocol, topic
@@ -241,7 +246,7 @@ class Group(Workload):
             self._thread(lambda number=number: self._consume(number), f"{self.group}-m{number}")
 
     def drain(self) -> None:
-        """Let members stay from now on: they only read, until `stop`."""
+        """Let members stay in the group from now on: they only read, until `stop`."""
         self._draining.set()
 
     def _consume(self, number: int) -> None:
@@ -253,7 +258,7 @@ class Group(Workload):
             release_s = chance.choice((0.0, 0.0, 0.5, 2.0))
             kind = draw(self._clients.kinds, self.protocol, chance)
             if kind == KAFKA_PYTHON:
-                # Members of kafka-python may stay silent for ever after a lost answer, so none of them stays.
+                # A member of kafka-python may stay silent for ever after a lost answer, so do not use it now.
                 ends_s = min(ends_s, time.monotonic() + chance.uniform(5, 30))
             stays = kind != KAFKA_PYTHON
             life = Life(
@@ -267,7 +272,7 @@ class Group(Workload):
                 ),
             )
             count += 1
-            # kafka-python's constructor raises this if no node answers for half a minute. The next life tries again.
+            # kafka-python's constructor raises this if no node answers for half a minute. The next client tries again.
             with contextlib.suppress(KafkaPythonError):
                 self._clients.live(kind, life, Membership(self._history, life))
 
@@ -287,10 +292,11 @@ class Transfers(Workload):
             self._thread(lambda number=number: self._run(number), f"{self.group}-w{number}")
 
     def _run(self, number: int) -> None:
-        """Run one life of the worker after another. Abandon a life whose client does not return from a call.
+        """Run a worker, and start another one whenever it ends. Abandon a worker whose client does not return from a
+        call.
 
         librdkafka 2.16 loses the FindCoordinator of send_offsets_to_transaction if its connection breaks, and waits far
-        beyond the timeout of the call. The next life has the same transactional id and fences the abandoned one.
+        beyond the timeout of the call. The next worker has the same transactional id and fences the abandoned one.
         """
         while not self._stopping.is_set():
             if self._clients.java is not None and (number % 2 or LIBRDKAFKA not in self._clients.kinds):
@@ -305,7 +311,7 @@ class Transfers(Workload):
                 raise worker.failure
 
     def _live_in_java(self, java: Java, number: int) -> None:
-        """Run a worker of Java for at most LIFE_S. An error ends it, and another life follows."""
+        """Run a worker of Java for at most LIFE_S. An error ends the worker, and the next one follows."""
         worker = java.start(
             *("transfer", self.group, self.source, self.target, f"{self.group}-{number}", self._partitions),
             *(self.chance.randrange(2**31), ABORTED),
@@ -323,7 +329,7 @@ class Transfers(Workload):
 
 
 class _Worker:
-    """One life of a transactional worker. It ends when its producer can do nothing more, and another life follows."""
+    """A worker with one transactional producer. It ends when its producer cannot continue. Another worker follows."""
 
     def __init__(self, transfers: Transfers, number: int, partitions: int) -> None:
         self._transfers, self._partitions = transfers, partitions
@@ -349,14 +355,15 @@ class _Worker:
                 "isolation.level": "read_committed",
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": 15_000,
-                "max.poll.interval.ms": 20_000,  # an abandoned life leaves the group
+                "max.poll.interval.ms": 20_000,  # leave the group at the end, also if this worker was abandoned
                 "heartbeat.interval.ms": 500,
                 **PATIENT,
             }
         )
 
     def work(self, stopping: threading.Event) -> None:
-        # A batch in hand is sent with the group's metadata, so the coordinator refuses it if the partition has moved.
+        # A batch that was already consumed is sent with the group's metadata. So the coordinator refuses the
+        # transaction if the partition has moved.
         self._consumer.subscribe([self._transfers.source])
         try:
             self._producer.init_transactions(CALL_S * 3)
@@ -366,7 +373,7 @@ class _Worker:
                 if messages and not self._transfer(messages):
                     return
         except KafkaException:
-            return  # fenced, timed out or fatal: another life begins at the committed offsets
+            return  # fenced, timed out or fatal: the next worker begins at the committed offsets
         except BaseException as error:
             self.failure = error
             raise
@@ -374,7 +381,9 @@ class _Worker:
             close(self._consumer, lambda: self._consumer.poll(0.1), patience_s=LEAVE_S)
 
     def _transfer(self, messages: Sequence[confluent_kafka.Message]) -> bool:
-        """Return False if this worker cannot go on: what it consumed is then read again after the committed offsets."""
+        """Return False if this worker cannot continue. The next worker reads the same records again, from the committed
+        offsets.
+        """
         self._producer.begin_transaction()
         try:
             for message in messages:
@@ -394,7 +403,7 @@ class _Worker:
                 return False
             self._commit()
         except KafkaException:
-            # The position has moved past records that are not committed, so only a new life reads them again.
+            # The consumer's position is past records that are not committed, so only a new worker reads them again.
             self._producer.abort_transaction(CALL_S * 3)
             return False
         return True
@@ -412,16 +421,17 @@ class _Worker:
 
 
 class Observer(Workload):
-    """Reads committed offsets and both ends of logs over and over, and records the answers."""
+    """Reads committed offsets and both ends of logs repeatedly, and records the answers."""
 
     def __init__(self, history: History, bootstrap: str, topics: Mapping[str, int], groups: Mapping[str, str]) -> None:
-        """`topics`: partitions by topic. `groups`: topic by group."""
+        """`topics` maps each topic to its number of partitions, and `groups` maps each group to its topic."""
         super().__init__(f"observer-{uuid.uuid4().hex[:6]}")
         self._history, self._bootstrap = history, bootstrap
         self._topics, self._groups = topics, groups
         self._thread(self._observe_logs, f"{self.name}-logs")
         for group in groups:
-            # A thread for each, because a coordinator that does not answer holds its own group's reads only.
+            # Each group has its own thread, because a coordinator that does not answer must only delay the reads of its
+            # group.
             self._thread(lambda group=group: self._observe_group(group), f"{self.name}-{group}")
 
     def _observe_logs(self) -> None:
@@ -453,7 +463,7 @@ class Observer(Workload):
             except (KafkaException, TimeoutError):
                 continue  # no answer came, so nothing was observed
             if value < 0:
-                continue  # librdkafka reports this for a partition that a part of its requests did not reach
+                continue  # librdkafka reports this for a partition if one of its requests got no answer
             self._history.add(Observed(quantity, "", part.topic, part.partition, value, invoked_s, time.monotonic()))
 
     def _committed(self, consumer: confluent_kafka.Consumer, group: str, topic: str) -> None:
@@ -466,10 +476,10 @@ class Observer(Workload):
 
 
 def asking(bootstrap: str, group: str) -> confluent_kafka.Consumer:
-    """Return a consumer that joins nothing, to ask for the committed offsets of `group`.
+    """Return a consumer that does not join `group`, to fetch the group's committed offsets.
 
-    librdkafka's admin client cannot do it here. If the node that it asks is no longer the coordinator, it ends with
-    SIGSEGV (2.16): it refreshes the coordinator of a consumer that it does not have.
+    librdkafka's admin client (2.16) would crash with SIGSEGV if the asked node is no longer the coordinator. The client
+    then refreshes the coordinator of a consumer, and it has no consumer.
     """
     return confluent_kafka.Consumer(
         {"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False, **PATIENT}
@@ -477,7 +487,9 @@ def asking(bootstrap: str, group: str) -> confluent_kafka.Consumer:
 
 
 def committed(consumer: confluent_kafka.Consumer, topic: str, partitions: int) -> dict[int, int] | None:
-    """Return the committed offsets by partition, without those that have none; None if any is not answered."""
+    """Return the committed offsets by partition, without partitions that have none. Return None if the answer lacks any
+    partition.
+    """
     try:
         found = consumer.committed([TopicPartition(topic, index) for index in range(partitions)], CALL_S)
     except KafkaException:
@@ -490,8 +502,8 @@ def committed(consumer: confluent_kafka.Consumer, topic: str, partitions: int) -
 class TopicChurn(Workload):
     """Creates, writes, reads, grows and deletes topics over and over, always under the same few names.
 
-    A topic that was created again begins empty at offset 0, and a record that was acknowledged is there as long as the
-    topic is. This workload judges by itself, because the final log does not hold its topics.
+    A topic that is created again must begin empty at offset 0. An acknowledged record must exist as long as its topic
+    does. This workload judges by itself, because the final log does not hold its topics.
     """
 
     def __init__(self, bootstrap: str, *, seed: int) -> None:
@@ -517,10 +529,11 @@ class TopicChurn(Workload):
             self.rounds += 1
 
     def _write(self, topic: str, partitions: int) -> tuple[dict[int, list[bytes]], set[bytes]]:
-        """Return the acknowledged values by partition, and the values of which nothing is known.
+        """Write values.
 
-        The client drops a record if a node that is behind describes the deleted topic of that name, which had fewer
-        partitions.
+        Return the acknowledged values by partition, and the values whose outcome is unknown. A node with old metadata
+        may still describe the deleted topic of that name. If that topic had fewer partitions, the client drops the
+        record.
         """
         producer = confluent_kafka.Producer(
             {"bootstrap.servers": self._bootstrap, "enable.idempotence": True, "linger.ms": 1, **PATIENT}
@@ -549,8 +562,9 @@ class TopicChurn(Workload):
 
     @staticmethod
     def _until_known(producer: confluent_kafka.Producer, topic: str, partitions: int) -> None:
-        """Wait until the producer knows the topic's partitions. It refuses a partition that it does not know, and a
-        node may still describe the topic of that name that was deleted before."""
+        """Wait until the producer knows the topic's partitions. The producer refuses an unknown partition, and a node
+        may still describe the deleted topic of that name.
+        """
         deadline_s = time.monotonic() + FINISH_S
         while time.monotonic() < deadline_s:
             try:
@@ -593,7 +607,9 @@ class TopicChurn(Workload):
 
 
 def create_topics(bootstrap: str, topics: Mapping[str, int], configs: Mapping[str, Mapping[str, str]]) -> None:
-    """Create `topics` (partitions by name) with the settings in `configs`, and wait until every node lists them."""
+    """Create `topics`, which maps names to numbers of partitions, with the settings in `configs`. Wait until every node
+    lists them.
+    """
     admin = AdminClient({"bootstrap.servers": bootstrap, **PATIENT})
     for topic, partitions in topics.items():
         insist(lambda topic=topic, partitions=partitions: _create(admin, topic, partitions, configs.get(topic, {})))
@@ -617,7 +633,7 @@ def _delete(admin: AdminClient, topic: str) -> None:
 
 
 def insist(call: Callable[[], None]) -> None:
-    """Make the call until it succeeds. Raise WorkloadError after FINISH_S."""
+    """Repeat the call until it succeeds. Raise WorkloadError after FINISH_S."""
     deadline_s = time.monotonic() + FINISH_S
     while True:
         try:

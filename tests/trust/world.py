@@ -1,7 +1,8 @@
-"""The cluster under attack: a Postgres that syncs, nodes, and a link on every way that a fault may cut.
+"""The cluster under attack: a Postgres that syncs its writes, nodes, and a proxy on each connection that a fault may
+cut.
 
-The one idea: faults and workloads know the world, and the world knows neither. Everything in it is a process or a link
-of its own, started as a user starts it, from the sources in `root`, which may be those of a mutant.
+The one idea: faults and workloads use this module, and this module uses neither. Everything in it is a separate process
+or proxy, started as a user starts it. `root` holds the sources, which may be those of a mutant.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from tests.trust.powercut import Disk, Lost, compiler
 
 CONNECTIONS = 200
 POSTGRES_S = 120.0
-"""How long Postgres may take to end, and to recover."""
+"""How long Postgres may take to stop, or to recover."""
 POLL_S = 0.02
 CLOCK_LIBRARY = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
-"""Moves the clock of a process; None if it is not installed."""
+"""The library that shifts the clock of a process (libfaketime), None if it is not installed."""
 _REASONS = "|".join(re.escape(each.value) for each in Departure if each is not Departure.LEFT)
 REMOVED = re.compile(f"member (?P<client>.+)-[0-9a-f-]{{36}} (?:{_REASONS})")
 NODE_START_S = 240.0
-"""How long a node may take to serve: the machine may be busy with other tests, and Postgres may recover."""
+"""How long a node may take until it serves. Other tests may keep the machine busy, and Postgres may have to recover."""
 NODE_TTL_MS = 5_000
 LOCKED_TABLES = ("partition", "committed_offset", "consumer_group", "transactional_producer", "coordinator_lease")
 """Tables whose rows another session may lock, as an administrator's forgotten transaction does."""
@@ -59,7 +60,7 @@ SETTINGS = {
 
 
 class Store(StrEnum):
-    """Places of the bytes of records."""
+    """Kinds of places where records are stored."""
 
     POSTGRES = "Postgres"
     SEGMENTS = "a directory of segments"
@@ -69,19 +70,20 @@ class Store(StrEnum):
 
 STORED: Mapping[Store, Mapping[str, str]] = {
     Store.POSTGRES: {},
-    # Most commits go to segments at once, and the others soon.
+    # Segments receive most commits at once, and the others soon.
     Store.SEGMENTS: {"log.store.inline.max.bytes": "100", "log.store.roll.ms": "2000"},
     Store.SMALL_DISK: {"log.store.inline.max.bytes": "100", "log.store.roll.ms": "2000"},
     Store.BUCKET: {"log.store.roll.ms": "1000", "log.retention.check.interval.ms": "1000"},
 }
-"""Settings of nodes by their store."""
+"""Settings of nodes for each store."""
 DISK_MB = 2_000
-"""Room of the disk that can be filled. Each node that is killed leaves two segments of 64 MB there for some minutes."""
+"""Size of the disk that a fault can fill. Each node that is killed leaves two segments of 64 MB there for some minutes.
+"""
 
 
 @dataclass
 class Node:
-    """One gateway with its two links."""
+    """One gateway with its two proxies: to its clients and to Postgres."""
 
     process: GatewayProcess
     link: Link
@@ -99,7 +101,7 @@ class Node:
         self.process.send_signal(signal.SIGSTOP)
 
     def move_clock(self, seconds: int) -> None:
-        """Let the node's wall clock differ by this much from now on. The node notices within a second."""
+        """Shift the node's wall clock by this much from now on. The node notices within a second."""
         self.clock.write_text(f"{seconds:+d}\n")
 
     def wake(self) -> None:
@@ -120,7 +122,7 @@ class Bucket:
         return {"SLUICE_LOG_STORE": f"s3://{BUCKET}/run", **self.server.environment(self.road.port)}
 
     def kill(self) -> None:
-        """Kill the server by SIGKILL and start it again, with what it had stored."""
+        """Kill the server by SIGKILL and start it again with its stored objects."""
         self.server.kill()
         self.server.start()
 
@@ -159,8 +161,9 @@ class World:
         self._snapshot: asyncpg.Connection | None = None
         cuttable = compiler() is not None and not standby and store is not Store.SMALL_DISK
         self.disk = Disk(directory) if cuttable else None
-        """The disk whose power can be cut; None without a C compiler, beside a standby, and with a small disk, because
-        its files are on two file systems."""
+        """The disk with simulated power cuts. It is None if no C compiler exists, if there is a standby, or if the
+        small disk is used: then the files are on two file systems.
+        """
         files = directory if self.disk is None else self.disk.watched
         programs = None if self.disk is None else self.disk.postgres_programs(directory / "programs")
         self._environment = {"SLUICE_NODE_TTL_MS": str(NODE_TTL_MS)}
@@ -181,7 +184,7 @@ class World:
             case Store.POSTGRES:
                 pass
         self._pair = ReplicatedPostgres(loop, files, CONNECTIONS, postgres) if standby else None
-        """The server and its standby; None if there is only `_single`."""
+        """The server and its standby, None if only a single server runs (`_single`)."""
         self._single = EmbeddedPostgres(files / "postgres", CONNECTIONS, programs=programs, settings=postgres)
         if self._pair is None:
             loop.run(self._single.start())
@@ -191,7 +194,7 @@ class World:
 
     @property
     def bootstrap(self) -> str:
-        """Addresses of all links, in librdkafka's form."""
+        """Addresses of all client proxies, in librdkafka's form."""
         return ",".join(node.link.address for node in self.nodes)
 
     def start_node(self) -> Node:
@@ -244,7 +247,7 @@ class World:
         return self._pair.sleeping_standby()
 
     def fail_over(self) -> None:
-        """Freeze the primary, promote its standby, and lead all nodes there. Then make a new standby."""
+        """Freeze the primary, promote its standby, and connect all nodes to the standby. Then make a new standby."""
         assert self._pair is not None, "there is no standby"
         url = self._pair.fail_over()
         for node in self.nodes:
@@ -257,9 +260,9 @@ class World:
         return sleeping(self._server)
 
     def cut_power(self, chance: random.Random | None) -> Lost:
-        """Kill all nodes and Postgres, and take back what they had not synced; then start Postgres.
+        """Kill all nodes and Postgres, and undo the writes that they had not synced. Then start Postgres.
 
-        With `chance`, a part of the unsynced writes is on the disk nevertheless. The caller starts the nodes.
+        With `chance`, a part of the unsynced writes survives. The caller starts the nodes.
         """
         assert self.disk is not None, "there is no C compiler"
         with self.disk.off():
@@ -274,8 +277,9 @@ class World:
 
     @staticmethod
     async def _die(stopped: Sequence[psutil.Process], disk: Disk, chance: random.Random | None) -> Lost:
-        """Kill Postgres and take back its writes, without a pause for the event loop: the embedded server would use it
-        to write files for its next start."""
+        """Kill Postgres and undo its unsynced writes. The event loop must not run in between, because the embedded
+        server would then write files for its next start.
+        """
         for process in stopped:
             process.kill()
         _until_dead(stopped)
@@ -307,8 +311,9 @@ class World:
         return True
 
     async def _begin(self, statements: str) -> asyncpg.Connection:
-        """Return a session with an open transaction that has run `statements`. Postgres may just be starting, and
-        may choose the transaction to end a deadlock."""
+        """Return a session with an open transaction that has run `statements`. Try again if Postgres is still starting,
+        or if it aborts the transaction to end a deadlock.
+        """
         deadline_s = time.monotonic() + POSTGRES_S
         while True:
             await self._until_postgres_answers()
@@ -335,8 +340,9 @@ class World:
                 return
 
     def heal(self) -> None:
-        """End every fault that lasts: wake nodes, set clocks, open links, release snapshots, start nodes that are
-        down."""
+        """End every lasting fault: wake nodes, set clocks, open proxies, release snapshots, and start nodes that are
+        down.
+        """
         self._release_snapshot()
         if self.disk is not None:
             self.disk.speed_up()
@@ -353,8 +359,9 @@ class World:
                 node.process.start()
 
     def removed_members(self) -> set[tuple[str, str]]:
-        """Return group and client id of each member that the coordinator removed unasked, as the journal and the nodes'
-        logs say. A node that is killed loses the events that it has not written to the journal yet."""
+        """Return group and client id of each member that the coordinator removed without a request, according to the
+        journal and the nodes' logs. A node that is killed loses the events that it has not written to the journal yet.
+        """
         logs = (node.process.log_text() for node in self.nodes)
         return self._loop.run(self._removed_members()) | {found for log in logs for found in removed_in(log)}
 
@@ -389,7 +396,7 @@ class World:
         return "\n".join(row["line"] for row in rows)
 
     def logs(self) -> Mapping[str, str]:
-        """Return the end of each node's log, by `node-` and the node's port."""
+        """Return the last lines of each node's log, by the name `node-` with the node's port."""
         return {f"node-{node.name.rpartition(':')[2]}": node.process.log_tail() for node in self.nodes}
 
     def close(self) -> None:
@@ -403,7 +410,7 @@ async def _terminated(session: asyncpg.Connection) -> None:
 
 
 def _with_clock(clock: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which a process takes the offset of its wall clock from the file `clock`."""
+    """Return environment variables that let a process read the offset of its wall clock from the file `clock`."""
     if CLOCK_LIBRARY is None:
         return {}
     return {
@@ -436,8 +443,8 @@ def world(
 ) -> Iterator[World]:
     """Start Postgres and `nodes` nodes from the sources in `root`, and stop everything afterwards.
 
-    `store` is shared by the nodes. With `standby`, commits wait for a standby to which Postgres can fail over.
-    `postgres` are settings of the server that win over those of the embedded one.
+    All nodes use the same `store`. With `standby`, commits wait for a standby to which Postgres can fail over.
+    `postgres` holds server settings that override those of the embedded server.
     """
     loop = LoopThread()
     try:
@@ -454,8 +461,10 @@ def world(
 
 
 def removed_in(log: str) -> set[tuple[str, str]]:
-    """Return group and client id of each member that a node's log says was removed unasked. Ids of classic members
-    begin with the client id; those of KIP-848 do not, so they are not found here."""
+    """Return group and client id of each member that was removed without a request, according to a node's log. The id
+    of a classic member begins with its client id. A KIP-848 member's id does not, so this function does not find such
+    members.
+    """
     found: set[tuple[str, str]] = set()
     for line in log.splitlines():
         if '"facts"' not in line or not line.startswith("{"):
@@ -463,7 +472,7 @@ def removed_in(log: str) -> set[tuple[str, str]]:
         try:
             event = json.loads(line)
         except ValueError:
-            continue  # a killed node may leave half a line
+            continue  # a killed node may leave an incomplete line
         for fact in event["facts"]:
             match = REMOVED.fullmatch(fact)
             if match:

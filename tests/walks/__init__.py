@@ -1,5 +1,5 @@
-"""Walks: what four people do with Sluice for the first time, by the commands that the pages tell them.
+"""Walks: the first steps of four kinds of users, with the commands of the documentation.
 
-A tester wants a green test, a newcomer two consumers, an operator an alert, a migrator consumers that resume. Each walk
-runs the blocks of its page as they stand there, with other ports.
+The tester's goal is a passing test, the newcomer's two consumers, the operator's an alert, and the migrator's consumers
+that resume. Each walk runs the code blocks of its page unchanged, except for the ports.
 """

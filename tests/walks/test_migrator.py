@@ -1,4 +1,6 @@
-"""The migrator: Kafka with data is mirrored, consumers resume at their offsets, and the way back is open."""
+"""The migrator's walk: Kafka with data is mirrored, consumers resume at their offsets, and a return to Kafka stays
+possible.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ __all__ = ["kafka"]
 LIMIT_S = 290
 STEP_S = 120
 READ, LATER = 60, 40
-"""Records that the group reads in Kafka before the move, and records that producers add until they stop."""
+"""Number of records that the group reads in Kafka before the move, and of records that producers
+add until they stop.
+"""
 
 
 @pytest.mark.long
@@ -42,11 +46,11 @@ def test_consumers_resume_where_they_stopped_after_the_move_and_after_the_way_ba
     back = replaced(back, addresses).strip()
     shell = _shell(tmp_path)
 
-    # The first copy, while producers and consumers go on.
+    # The first copy runs while producers and consumers continue.
     shell.run(f"{copy} --once", seconds=STEP_S)
     fill(kafka, orders, 0, LATER)
     first += consume(kafka, orders, "billing", 10)
-    # The switch: producers and consumers have stopped.
+    # The switch: by now producers and consumers have stopped.
     said = shell.run(f"{copy} --once", seconds=STEP_S)
     assert "billing" in said
     shell.run(f"{copy} --verify", seconds=STEP_S)
@@ -55,7 +59,7 @@ def test_consumers_resume_where_they_stopped_after_the_move_and_after_the_way_ba
     rest = consume(node.bootstrap, orders, "billing", 30)
     assert [*first, *rest] == list(range(100)), "no record was skipped and none was read twice"
 
-    # Producers have moved, and then the team goes back.
+    # Producers use the new cluster. Then the team moves back to Kafka.
     fill(node.bootstrap, orders, 0, 5)
     shell.run(back, seconds=STEP_S)
     assert consume(kafka, orders, "billing", LATER + 5) == list(range(100, 100 + LATER + 5))
@@ -64,7 +68,7 @@ def test_consumers_resume_where_they_stopped_after_the_move_and_after_the_way_ba
 
 
 def _shell(directory: Path) -> Shell:
-    """Return a shell in which `sluice` is this program."""
+    """Return a shell in which `sluice` is the program under test."""
     program = directory / "bin" / "sluice"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gateway.cli "$@"\n')

@@ -1,4 +1,4 @@
-"""The newcomer: the README from `make run` to two consumers, a killed one, and the console."""
+"""The newcomer's walk: the README from `make run` to two consumers, a killed consumer, and the console."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHARE = "Two consumers share a topic"
 
 @pytest.fixture
 def clone() -> Iterator[Path]:
-    """The project's own files and nothing else."""
+    """Copy the project's own files and nothing else."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, timeout=60).stdout
     with short_directory() as directory:
         names = [name for name in listed.decode().split("\0") if name and (ROOT / name).is_file()]
@@ -56,7 +56,7 @@ def test_the_readme_leads_to_two_consumers_and_to_the_page_of_their_group(clone:
     assert first == consume.rstrip("\n"), "both terminals start the same consumer"
     assert "<http://127.0.0.1:8080>" in (ROOT / "README.md").read_text()
 
-    # The consumers print to files, which Python would write in blocks.
+    # The consumers print to files. Without this variable Python would buffer their output in blocks.
     shell = Shell(clone, SLUICE_BOOTSTRAP=address, PYTHONUNBUFFERED="1")
     make = ["make", "run", f"ARGS={arguments}"]
     with serving(make, clone, outside(), address) as said:
@@ -95,14 +95,15 @@ def test_the_readme_leads_to_two_consumers_and_to_the_page_of_their_group(clone:
 
 
 def session() -> str:
-    """Return the command that the README gives for a session of the embedded Postgres."""
+    """Return the README's command for a session of the embedded Postgres."""
     (command,) = re.findall(r"`(psql -h [^`]+)`", (ROOT / "README.md").read_text())
     return command
 
 
 def owners(shell: Shell) -> list[int]:
-    """Return how many partitions each member of the group owns; nothing if there is no group yet. AssertionError if the
-    command fails for another reason."""
+    """Return how many partitions each member of the group owns; an empty mapping if the group does not exist yet. Raise
+    AssertionError if the command fails for another reason.
+    """
     try:
         said = shell.run(".venv/bin/sluice groups describe readers --json", seconds=STEP_S)
     except AssertionError as failed:

@@ -1,4 +1,4 @@
-"""The operator: two nodes on one Postgres, a dashboard with data, and an alert that fires when a node dies."""
+"""The operator's walk: two nodes on one Postgres, a dashboard with data, and an alert that fires when a node dies."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.steps.waiting import wait_for
 
 LIMIT_S = 290
 ALERT_S = 150.0
-"""The rule waits for a minute, in which the node could come back."""
+"""Seconds until the alert. The rule waits for a minute, in which the node could return."""
 ASKED = ("Lag", "Duration of commits", "CPU")
-"""Panels of the table of questions in docs/monitoring.md that have data whenever clients work."""
+"""Panels that have data whenever clients work, from the table of questions in docs/monitoring.md."""
 DOWN = "SluiceNodeDown"
 
 
 def alerts(server: Server) -> dict[str, tuple[str, str]]:
-    """Return state and instance of each alert that is not inactive."""
+    """Return the state and the instance of each alert that is not inactive."""
     listed: list[dict[str, Any]] = server.get("alerts")["alerts"]
     return {each["labels"]["alertname"]: (each["state"], each["labels"].get("instance", "")) for each in listed}
 
@@ -63,6 +63,6 @@ def test_the_dashboard_has_data_and_an_alert_names_a_dead_node(
             holds=lambda alert: alert == ("firing", address),
             seconds=ALERT_S,
         )
-        # The operator reads "Look at the node" and starts it again.
+        # The operator reads the alert's text "Look at the node" and starts the node again.
         nodes[1].restart()
         wait_for(lambda: DOWN not in alerts(server), "the alert is over", seconds=READY_SECONDS)

@@ -1,4 +1,6 @@
-"""The tester: from the wheel to a green test on a real broker, in an environment that holds nothing else."""
+"""The tester's walk: from the wheel to a passing test on a real broker, in an environment that
+contains nothing else.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ __all__ = ["wheel"]
 
 LIMIT_S = 290
 WANTED_S = 120
-"""The goal on a machine that does nothing else."""
+"""The time that the walk should take on an otherwise idle machine."""
 
 
 @pytest.mark.long

@@ -43,8 +43,9 @@ logger = structlog.get_logger(__name__)
 MAX_CHANGES = 10_000
 """Changes of one request. Upstream's QuorumController.MAX_RECORDS_PER_USER_OP."""
 MAX_ACLS = 20_000
-"""Maximal number of ACLs. After each change every node reads all of them and frees the old ones, which takes 15 ms of
-its event loop."""
+"""Maximal number of ACLs. After each change every node reads all ACLs and frees the old ones, which takes 15 ms of its
+event loop.
+"""
 
 E = TypeVar("E", bound=IntEnum)
 
@@ -93,7 +94,7 @@ async def create_acls(request: CreateAclsRequest, context: RequestContext[AclSer
 
 
 def _checked(creation: AclCreation) -> Acl:
-    """Check the creation with upstream's texts in its order. Raise KafkaError."""
+    """Check an ACL to create, in the same order and with the same error texts as upstream. Raise KafkaError."""
     resource_type = _named(ResourceType, creation.resource_type)
     name, principal = creation.resource_name, creation.principal
     if resource_type is ResourceType.CLUSTER and name != CLUSTER_NAME:
@@ -210,7 +211,7 @@ async def _matching(wanted: AclFilter, context: RequestContext[HasCatalog]) -> l
 
 
 async def describe_acls(request: DescribeAclsRequest, context: RequestContext[FindsTopics]) -> DescribeAclsResponse:
-    """Describe the ACLs that the filter matches, grouped by pattern."""
+    """Describe the ACLs that match the filter, grouped by resource pattern."""
     _require_authorizer(context, "No Authorizer is configured on the broker")
     await context.services.catalog.refresh_if_changed()
     by_pattern: dict[tuple[int, str, int], list[AclDescription]] = {}

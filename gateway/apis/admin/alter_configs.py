@@ -194,7 +194,7 @@ async def _alter_brokers_alone(
         raise KafkaError(
             ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {own_name}, but received {resource_name}"
         )
-    # Another node may have changed them since this one last looked.
+    # Another node may have changed the settings since this node last read them.
     of_all = await services.topics.load_broker_configs()
     current = of_all
     if resource_name != ALL_BROKERS:
@@ -212,7 +212,7 @@ async def _alter_brokers_alone(
         key = find_broker_config(name)
         if key is None:
             return None
-        # Values of this node alone do not apply to all nodes.
+        # Settings that apply to this node alone do not apply to all nodes.
         hidden = ConfigSource.DYNAMIC_BROKER_CONFIG if resource_name == ALL_BROKERS else None
         return key, next((value for source, value in broker_layers(broker, name) if source is not hidden), None)
 

@@ -54,13 +54,13 @@ WHOLE_NUMBERS = {
     QuotaKey.CONSUMER_BYTE_RATE: (2.0**63, "a LONG"),
     QuotaKey.CONNECTION_CREATION_RATE: (2.0**31 - 1, "an INT"),
 }
-"""The greatest value, and upstream's name of the type."""
+"""For each type of whole numbers, its greatest value and upstream's name of the type."""
 MAX_ENTITIES = 10_000
 """Maximal number of entities with quotas. Every node reads all quotas after each change."""
 HASHED_CHARS = 1024
 """Characters of a name that decide the order in which entities are listed: hashing each one takes time."""
 CLOSE_TO_WHOLE = 1e-6
-"""Upstream's tolerance: numbers arrive as doubles."""
+"""Upstream's tolerance for whole numbers, because numbers arrive as doubles."""
 
 
 class Match(IntEnum):

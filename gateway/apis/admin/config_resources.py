@@ -40,7 +40,7 @@ class ResourceType(IntEnum):
 
 
 _OF_CLUSTER = frozenset({ResourceType.BROKER, ResourceType.BROKER_LOGGER})
-"""Resources whose settings need an ACL on the cluster."""
+"""Resources whose settings require an ACL on the cluster."""
 
 
 def require_on_resource(context: RequestContext[HasAuthorizer], operation: AclOperation, kind: int, name: str) -> None:

@@ -101,7 +101,7 @@ def _find_growable(topic: CreatePartitionsTopic, services: HasCatalog, brokers: 
                 f"Attempted to add {topic.count - present} additional partition(s), but only "
                 f"{len(topic.assignments)} assignment(s) were specified.",
             )
-        # Compared with what Metadata shows, because clients know nothing else of the topic's replicas.
+        # Compare with what Metadata shows, because clients know nothing else about the topic's replicas.
         broker = services.catalog.broker
         factor = min(requested_replication_factor(known.configs, broker), len(brokers.alive))
         for index, assignment in enumerate(topic.assignments, present):
@@ -111,8 +111,9 @@ def _find_growable(topic: CreatePartitionsTopic, services: HasCatalog, brokers: 
 
 
 async def _replicas(topic: CreatePartitionsTopic, known: Topic, brokers: Brokers) -> list[tuple[int, ...]] | None:
-    """Return the replicas of each new partition: the named ones, or as many as were named for the topic's first
-    partition. None if neither were named."""
+    """Return the replicas of each new partition. These are the nodes that the request names, or as many nodes as the
+    topic's first partition has named replicas. Return None if neither names any.
+    """
     if topic.assignments is not None:
         return await mapped(lambda assignment: assignment.broker_ids, topic.assignments)
     first = known.partitions[0].assignment

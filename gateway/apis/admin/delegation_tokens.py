@@ -40,10 +40,10 @@ logger = structlog.get_logger(__name__)
 USER = "User"
 """The only type of principals."""
 NO_TIME_MS = -1
-"""Value in place of a time in a refusal."""
+"""Value of time fields in a refusal."""
 MAX_RENEWERS = 50
 MAX_NAME_BYTES = 1_024
-"""Bytes of the name of an owner or a renewer."""
+"""Maximal size in bytes of the name of an owner or a renewer."""
 MAX_RENEWERS_BYTES = 4_096
 """Bytes of all renewers of a token, because every description lists all of them."""
 
@@ -162,7 +162,7 @@ async def renew_delegation_token(
     if not may_renew(token, context.connection.principal.name):
         raise KafkaError(ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH)
     expires_ms = await tokens.renew(token, request.renew_period_ms)
-    if expires_ms is None:  # The token was removed since it was found.
+    if expires_ms is None:  # The token was removed after it had been found.
         raise KafkaError(ErrorCode.DELEGATION_TOKEN_EXPIRED)
     return RenewDelegationTokenResponse(expiry_timestamp_ms=expires_ms)
 
@@ -185,7 +185,7 @@ async def expire_delegation_token(
     if expired and not at_once:
         raise KafkaError(ErrorCode.DELEGATION_TOKEN_EXPIRED)
     expires_ms = await tokens.end(token, request.expiry_time_period_ms)
-    if expires_ms is None:  # The token was removed since it was found.
+    if expires_ms is None:  # The token was removed after it had been found.
         raise KafkaError(ErrorCode.DELEGATION_TOKEN_NOT_FOUND if at_once else ErrorCode.DELEGATION_TOKEN_EXPIRED)
     logger.info(
         "expiry of a delegation token changed",

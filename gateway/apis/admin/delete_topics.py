@@ -1,7 +1,4 @@
-"""DeleteTopics.
-
-`timeout_ms` has no effect: a topic is gone when it is answered.
-"""
+"""DeleteTopics. `timeout_ms` has no effect, because a topic is gone by the time of the answer."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ Inherited = dict[tuple[DescribeEntry, str], DescribeConfigsResourceResult]
 async def describe_configs(
     request: DescribeConfigsRequest, context: RequestContext[DescribeConfigsServices]
 ) -> DescribeConfigsResponse:
-    """Describe each resource; each succeeds or fails alone, and a resource that is named twice alike is described once.
+    """Describe each resource; each succeeds or fails alone, and a resource that the request repeats is described once.
 
     As upstream, a node describes itself and the settings of all brokers.
     """
@@ -217,7 +217,7 @@ def _describe_broker(
 
 @cache
 def _broker_order() -> Mapping[str, int]:
-    """Return the place of each setting in Kafka's list."""
+    """Return the position of each setting in Kafka's list."""
     names = in_java_order({**BROKER_CONFIGS, **WITHOUT_EFFECT})
     return {name: place for place, name in enumerate(names)}
 

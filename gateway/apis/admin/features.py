@@ -39,9 +39,9 @@ TRANSACTION_VERSION = 2
 """At this level producers name no partitions, and each transaction raises the epoch (KIP-890)."""
 
 SUPPORTED = {ELIGIBLE_LEADERS: 1, GROUPS: 1, SHARE: DEAD_LETTERS, STREAMS: 1, TRANSACTIONS: TRANSACTION_VERSION}
-"""Feature → its highest level."""
+"""Maps each feature to its highest supported level."""
 LOWEST = {ELIGIBLE_LEADERS: 1}
-"""Feature → its lowest level, if that is not 0."""
+"""Maps each feature to its lowest supported level, if that is not 0."""
 PROTOCOLS = {GROUPS: "consumer", SHARE: "share", STREAMS: "streams"}
 """Maps each feature to the group protocol that it enables (KIP-848, KIP-932, KIP-1071), by the protocol's name in
 `group.coordinator.rebalance.protocols`.
@@ -68,7 +68,7 @@ class UpgradeType(IntEnum):
 
 
 def supported(broker: BrokerConfig) -> dict[str, tuple[int, int]]:
-    """Feature → its lowest and its highest level."""
+    """Map each feature to its lowest and its highest supported level."""
     return {
         METADATA: (OLDEST_METADATA, _metadata_version(broker)),
         KRAFT: (LOWEST_LEVEL, HIGHEST_KRAFT),
@@ -77,7 +77,7 @@ def supported(broker: BrokerConfig) -> dict[str, tuple[int, int]]:
 
 
 def finalized(membership: Membership, broker: BrokerConfig) -> dict[str, int]:
-    """Return feature → the finalized level, by which clients decide."""
+    """Map each feature to its finalized level, which clients use to choose protocols."""
     levels = {name: membership.levels.get(name, highest) for name, highest in SUPPORTED.items()}
     return {
         METADATA: _metadata_version(broker),

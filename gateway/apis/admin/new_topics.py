@@ -65,7 +65,7 @@ def plan_internal(name: str, broker: BrokerConfig) -> NewTopic:
 def plan_automatic(name: str, broker: BrokerConfig, rendered: RenderedNames) -> NewTopic:
     """Plan a topic that a Metadata request creates, with all defaults.
 
-    KafkaError for its name: INVALID_TOPIC_EXCEPTION, or UNKNOWN_TOPIC_OR_PARTITION for a name that no client may
+    Raise KafkaError for its name: INVALID_TOPIC_EXCEPTION, or UNKNOWN_TOPIC_OR_PARTITION for a name that no client may
     create.
     """
     if name == CLUSTER_METADATA:
@@ -77,7 +77,7 @@ def plan_automatic(name: str, broker: BrokerConfig, rendered: RenderedNames) -> 
 
 
 def plan_topic(topic: CreatableTopic, broker: BrokerConfig, rendered: RenderedNames, brokers: Brokers) -> NewTopic:
-    """Return the topic to create. KafkaError for the first fault, in upstream's order."""
+    """Return the topic to create. Raise KafkaError for the first fault, in upstream's order."""
     _check_name(topic.name, rendered)
     partition_count = topic.num_partitions
     replication_factor = topic.replication_factor
@@ -155,7 +155,7 @@ async def make_internal_topics(
 
 
 async def make_dead_letter_topic(name: str, services: MakesTopics) -> Topic:
-    """Create a topic that share groups may write dead letters to, as upstream does (KIP-1191). Raises KafkaError."""
+    """Create a topic to which share groups may write dead letters, as upstream does (KIP-1191). Raise KafkaError."""
     broker = services.catalog.broker
     brokers = await Brokers.read(services, asked=False)
     configs = (("errors.deadletterqueue.group.enable", "true"), ("message.timestamp.type", "CreateTime"))
@@ -182,7 +182,7 @@ async def make_automatic_topic(name: str, services: ChangesCatalog) -> Topic | s
         return error.message or error.code.name
     if isinstance(outcome, Topic):
         return outcome
-    # Another client has created it in the meantime.
+    # Another client has created the topic in the meantime.
     return await services.catalog.resolve(name) or outcome.message or outcome.code.name
 
 

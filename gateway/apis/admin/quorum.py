@@ -39,7 +39,7 @@ from storage.types import Node as Member
 
 METADATA_TOPIC, METADATA_PARTITION = "__cluster_metadata", 0
 LEADS = Job.DELETION
-"""The owner of this job's lease is the leader."""
+"""The job whose lease makes a node the leader."""
 UNKNOWN = -1
 MAX_EPOCH = 2**31 - 1
 NO_QUORUM = "This server does not host this topic-partition."
@@ -61,7 +61,7 @@ async def describe_quorum(
         return await _unknown(request)
     log = await context.services.membership.metadata_log(LeaseKind.JOBS, LEADS)
     controllers = any(each.node.roles.is_controller for each in log.followers)
-    # The owner of the lease leads until it has handed the lease over.
+    # A node with the lease is the leader until it has handed the lease over.
     voters = [
         each
         for each in log.followers
@@ -149,7 +149,7 @@ def _node(node: Member) -> Node:
 
 
 async def add_raft_voter(request: AddRaftVoterRequest, context: RequestContext[QuorumServices]) -> AddRaftVoterResponse:
-    """Refuse, for the first of upstream's reasons that applies."""
+    """Refuse the request for the first of upstream's reasons that applies."""
     services = context.services
     _require_cluster(request.cluster_id, services)
     if request.voter_id < 0 or request.voter_directory_id == ZERO_UUID:

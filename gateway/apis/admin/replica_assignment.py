@@ -1,7 +1,7 @@
 """The nodes that a request may name as replicas of a partition.
 
-No records lie on replicas. A replication factor is only remembered and shown. Of the nodes that a manual assignment
-names, the first live one leads the partition.
+Replicas hold no records. A replication factor is only stored and shown. The first live node in a manual assignment
+leads the partition.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Brokers:
 
     @classmethod
     async def read(cls, services: HasMembership, *, asked: bool) -> Brokers:
-        """Read the live nodes, and the others only if they are `asked` for. Raise StorageError."""
+        """Read the live nodes, and all others only if they are `asked` for. Raise StorageError."""
         alive = {int(node.node_id): node.rack for node in services.membership.brokers()}
         others = await services.membership.fenced() if asked else ()
         fenced = {int(node.node_id): node.rack for node in others if node.node_id not in alive}

@@ -69,7 +69,7 @@ class ReplicaServices(ChangesCatalog, HasMembership, Protocol): ...
 
 
 class Judged(NamedTuple):
-    """The outcome for one partition of a request."""
+    """The decision for one partition of a request."""
 
     partition_index: int
     key: Key | None
@@ -77,7 +77,7 @@ class Judged(NamedTuple):
     refusal: KafkaError | None
 
     def said(self, unwritten: Mapping[Key, ErrorCode]) -> tuple[ErrorCode, str | None]:
-        """Return code and message for the client."""
+        """Return the error code and the message for the client."""
         if self.refusal is not None:
             return self.refusal.code, self.refusal.message
         code = ErrorCode.NONE if self.key is None else unwritten.get(self.key, ErrorCode.NONE)
@@ -106,7 +106,7 @@ async def elect_leaders(request: ElectLeadersRequest, context: RequestContext[Re
     judged: list[tuple[str, list[Judged]]] = []
     async for name, topic, indexes in in_pieces(_candidates(asked, services)):
         found: list[Judged] = []
-        no_topic = f"No such topic as {name[:MAX_NAME_SHOWN]}"  # Kafka's text, said for each partition
+        no_topic = f"No such topic as {name[:MAX_NAME_SHOWN]}"  # Kafka's text, which it repeats for each partition
         async for index in in_pieces(indexes):
             try:
                 known, partition = _existing(topic, index, no_topic, "No such partition.")
@@ -155,8 +155,9 @@ def _existing(topic: Topic | None, index: int, no_topic: str, no_partition: str)
 
 
 def _elect(partition: Partition, election_type: int, leaders: Leaders) -> Assignment:
-    """Return the assignment by which the first eligible replica leads. KafkaError if there is no need for an election,
-    or no eligible replica."""
+    """Return the assignment by which the first eligible replica leads. Raise KafkaError if there is no need for an
+    election, or no eligible replica.
+    """
     assignment = partition.assignment
     if assignment is None:
         # The partition's leader is already the first of its replicas.
@@ -251,9 +252,8 @@ def _partition(topic: Topic, index: int) -> Partition | None:
 async def _assign(
     assignments: Mapping[Key, Assignment], context: RequestContext[ChangesCatalog]
 ) -> Mapping[Key, ErrorCode]:
-    """Store the assignments; this node follows them when this returns.
-
-    If some were stored before a failure, return the errors of the others. Raise StorageError if nothing was stored.
+    """Store the assignments. When this returns, this node already follows them. If a failure occurs after some were
+    stored, return errors for the others. Raise StorageError if nothing was stored.
     """
     services = context.services
     rest = list(assignments.items())

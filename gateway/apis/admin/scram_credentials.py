@@ -38,7 +38,7 @@ MAX_USERS = 100_000
 """Maximal number of users with a credential."""
 MAX_NAME_BYTES = MAX_SALT_BYTES = 1_024
 MAX_SALTED_PASSWORD_BYTES = 1_024
-"""Bytes of a salted password; SHA-512 makes 64."""
+"""Maximal size in bytes of a salted password. SHA-512 makes 64 bytes."""
 MECHANISMS = frozenset(int(mechanism) for mechanism in ScramMechanism)
 
 

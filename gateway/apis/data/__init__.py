@@ -1,1 +1,1 @@
-"""Handlers of records: Produce, Fetch and ShareFetch, and what they and others ask about offsets in the log."""
+"""Handlers of records: Produce, Fetch and ShareFetch, and the APIs that ask for offsets in the log."""

@@ -36,8 +36,9 @@ class DeleteRecordsServices(FindsTopics, HasLog, HasTail, Protocol): ...
 async def delete_records(
     request: DeleteRecordsRequest, context: RequestContext[DeleteRecordsServices]
 ) -> DeleteRecordsResponse:
-    """Move log starts. −1 means the high watermark. A topic that is only compacted refuses, as in upstream's
-    ReplicaManager."""
+    """Move log starts. −1 means the high watermark. For a topic that is only compacted the request is refused, as in
+    upstream's ReplicaManager.
+    """
     known = await look_up_topics((topic.name for topic in request.topics), context, AclOperation.DELETE)
     topics: list[DeleteRecordsTopicResult] = []
     async for topic in in_pieces(request.topics):

@@ -59,7 +59,9 @@ FIRST_VERSION_WITH_TOPIC_IDS = 13
 FIRST_VERSION_WITH_LEADERS = 16
 READ_COMMITTED = 1
 COLD_PATIENCE_S = 2.0
-"""Seconds that records at hand wait for other partitions' read from Postgres. Then they are sent without them."""
+"""Seconds that available records wait until other partitions are read from Postgres. After that they are sent without
+the others.
+"""
 
 MOST_READ_BYTES = 16 * 1024 * 1024
 """Bytes that one answer may read from Postgres and files, not counting its first batch."""
@@ -73,7 +75,7 @@ AT_ONCE_PARTS = 500
 NOT_DIVERGING = EpochEndOffset()
 LED_HERE = LeaderIdAndEpoch()
 LEADERS_TOLD = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
-"""Errors for which the client learns the leader (KIP-951)."""
+"""Errors for which the answer names the leader (KIP-951)."""
 
 
 class FetchServices(
@@ -92,7 +94,7 @@ class FetchServices(
 
 @dataclass(slots=True)
 class _Part:
-    """One partition of the request on its way to an answer."""
+    """One partition of the request, from lookup to answer."""
 
     asked: FetchPartition
     partition: Partition | None = None
@@ -100,9 +102,9 @@ class _Part:
     known: KnownOffsets | None = None
     batches: Sequence[Buffer] = ()
     excess: Buffer | None = None
-    """A batch at hand behind these, which exceeds a limit."""
+    """A batch that follows `batches` and is available, but exceeds a limit."""
     torn: Buffer = b""
-    """The part of the last batch that is sent."""
+    """The first bytes of the last batch, if only a part of this batch is sent."""
     size_bytes: int = 0
     """Size of the bytes that are sent."""
     aborted: Sequence[Aborted] = ()
@@ -157,7 +159,7 @@ async def fetch(request: FetchRequest, context: RequestContext[FetchServices]) -
             # Appends happen during planning, so the watch begins before the first look.
             watch = tail.watch((), committed=committed)
         while True:
-            # A node at its memory bound continues batch by batch.
+            # A node at its memory limit continues batch by batch.
             share.become(0)
             max_bytes = min(asked_bytes, holdings.room_bytes())
             min_bytes = min(request.min_bytes, asked_bytes, max(max_bytes, 1))
@@ -175,9 +177,9 @@ async def fetch(request: FetchRequest, context: RequestContext[FetchServices]) -
             if crowded:
                 await asyncio.sleep(0)
             if cold:
-                # Registered before the read, so that appends during the read count.
+                # Register before the read, so that appends during the read count.
                 watch = watch or tail.watch(_keys(parts), committed=committed)
-                # One reader must not use the room of many.
+                # One reader must not use the memory that is meant for many.
                 read_bytes = min(max_bytes, MOST_READ_BYTES)
                 min_bytes = min(min_bytes, MOST_READ_BYTES)
                 share.become(_most_bytes(cold, read_bytes))
@@ -185,14 +187,15 @@ async def fetch(request: FetchRequest, context: RequestContext[FetchServices]) -
             if planner.overtaken:
                 watch = watch or tail.watch(_keys(parts), committed=committed)
                 await _find_divergence(planner.overtaken, context)
-            tears = max_bytes == asked_bytes  # With little room, the node keeps no bytes that it cannot send.
+            # If little memory is left, the node must not keep bytes that it cannot send.
+            tears = max_bytes == asked_bytes
             if crowded:
                 with_records = [part async for part in _in_pieces(parts) if part.size_bytes]
                 available_bytes = _trim(with_records, max_bytes, tears=tears)
                 await asyncio.sleep(0)
             else:
                 available_bytes = _trim((p for row in parts for p in row if p.size_bytes), max_bytes, tears=tears)
-            # Bytes from the tail belong to the tail and are not counted twice.
+            # Bytes from the tail are already counted there, and must not be counted twice.
             share.become(sum(part.size_bytes for part in cold))
             remaining_s = deadline_s - loop.time()
             enough = available_bytes >= min_bytes or remaining_s <= 0 or tail.draining or not any(parts)
@@ -270,13 +273,13 @@ class _Planner:
         self._placement = Placement(context) if rack else None
         self._collected_bytes = 0
         self.undecided: list[_Part] = []
-        """Parts for which Postgres must be asked."""
+        """Parts for which Postgres must be queried."""
         self.refused = False
         """True if any requested part already has an error."""
         self.redirects = False
         """True if the client is redirected to another node for any requested part."""
         self.overtaken: list[_Part] = []
-        """Parts that the client last fetched under an epoch that has ended since."""
+        """Parts that the client last fetched under an epoch that has since ended."""
         self._now_s = asyncio.get_running_loop().time()
         self._max_age_s = self._tail.max_age_s(self._now_s)
 
@@ -431,7 +434,7 @@ async def _read_cold(
     *,
     committed: bool,
 ) -> None:
-    """Read all partitions that the tail cannot answer by one call."""
+    """Read with one call all partitions for which the tail is not sufficient."""
     services = context.services
     started_s = asyncio.get_running_loop().time()
     before_bytes = 0
@@ -530,8 +533,9 @@ def _trim(parts: Iterable[_Part], max_bytes: int, *, tears: bool) -> int:
 async def _mark(
     request: FetchRequest, parts: list[list[_Part]], context: RequestContext[FetchServices], *, sent: bool
 ) -> None:
-    """Record how far the consumer is served, before it is served. If nothing is `sent` yet, record how far it was
-    served before."""
+    """Record up to which offset the consumer is served, before the answer is sent. If `sent` is empty, record up to
+    which offset it was served before.
+    """
     idle_owners = context.services.idle_owners
     if idle_owners is not None and idle_owners.watching and request.replica_id < 0:
         async for asked in in_pieces(request.topics):

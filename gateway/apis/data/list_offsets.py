@@ -50,7 +50,7 @@ FIRST_VERSION = {
     LATEST_TIERED: 9,
     EARLIEST_PENDING_UPLOAD: 11,
 }
-"""First version in which each special timestamp may be requested."""
+"""For each special timestamp, the first version in which it may be requested."""
 
 AFTER_ALL_VERSIONS = 2**15
 READ_COMMITTED = 1
@@ -98,8 +98,9 @@ async def list_offsets(
 
 
 async def _wait_for_writer(known: Collection[Topic | ErrorCode], logs: InternalLogs) -> None:
-    """Wait for the writer of internal topics, if the request names only such topics. A client that asks for the ends
-    of all topics reads none of them."""
+    """Wait for the writer of internal topics, if the request names only such topics. A client that requests the ends of
+    all topics does not read them.
+    """
     internal = [topic.name for topic in known if isinstance(topic, Topic) and topic.internal]
     if len(internal) == len(known):
         for name in internal:
@@ -134,7 +135,7 @@ async def _answer(
         code = storage_code(context.api_key, error)
         return ListOffsetsPartitionResponse(partition_index=part.partition_index, error_code=code)
     if offset >= end_offset and part.timestamp != LATEST and part.timestamp not in (EARLIEST, EARLIEST_LOCAL):
-        # The consumer would not receive this record.
+        # The consumer would not receive this record, because it is at or beyond the end that the consumer may read.
         timestamp, offset = NOTHING
     leader_epoch = _epoch_of(part.timestamp, offset, state, epochs_of(found, epochs))
     if isinstance(leader_epoch, ErrorCode):

@@ -90,7 +90,7 @@ _Asked = tuple[TopicProduceData, PartitionProduceData]
 _Plan = Refused | _Planned
 _Judged = tuple[_Plan, Verdict]
 _Attempt = Refused | _Submitted
-"""One outcome per partition of a request, in its order."""
+"""One try to append a request's batches, with one outcome per partition in the request's order."""
 
 
 async def produce(request: ProduceRequest, context: RequestContext[ProduceServices]) -> ProduceResponse:
@@ -120,8 +120,9 @@ async def produce(request: ProduceRequest, context: RequestContext[ProduceServic
 async def _produce_one(
     request: ProduceRequest, context: RequestContext[ProduceServices]
 ) -> list[PartitionProduceResponse]:
-    """Append one batch, as most requests of stock clients have. If nothing stands in its way, it takes its place in
-    the log without a turn of the event loop."""
+    """Append one batch. Most requests of stock clients have just one. If nothing prevents it, the batch takes its place
+    in the log in the same turn of the event loop.
+    """
     requested = request.topic_data[0]
     data = requested.partition_data[0]
     attempt = _attempt_at_once(requested, data, context, request.transactional_id)
@@ -167,7 +168,7 @@ async def _settle_one(request: ProduceRequest, outcome: asyncio.Future[Appended 
     try:
         await outcome
     except StorageError:
-        pass  # The outcome carries the error, for the answer.
+        pass  # The outcome has the error for the answer.
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if not outcome.cancelled() or task is None or task.cancelling():
@@ -252,7 +253,7 @@ async def _repeated(asked: Sequence[_Asked]) -> Collection[tuple[str, UUID, int]
 
 
 async def _recompress(judged: list[_Judged], context: RequestContext[ProduceServices]) -> tuple[list[_Judged], int]:
-    """Return the batches in their topics' codecs, and the room that the new ones take."""
+    """Return the batches in their topics' codecs, and the memory that the new batches take."""
     places: list[int] = []
     batches: list[Batch] = []
     for place, (plan, head) in enumerate(judged):
@@ -424,7 +425,7 @@ def _log_refusal(topic: str, partition: int, refused: Refused) -> None:
 
 
 async def _settle(request: ProduceRequest, attempts: list[_Attempt]) -> None:
-    """Wait for the submitted batches as long as the request may take, and give up the rest."""
+    """Wait for the submitted batches as long as the request may take, and then give up those that remain."""
     deadline_s = _deadline_s(request)
     outcomes = [attempt.outcome for attempt in attempts if isinstance(attempt, _Submitted)]
     for start in range(0, len(outcomes), PIECE):
@@ -473,7 +474,7 @@ async def _all_done(outcomes: list[asyncio.Future[Appended | Refusal]], deadline
 
 
 async def _answer(index: int, attempt: _Attempt, context: RequestContext[ProduceServices]) -> PartitionProduceResponse:
-    """Return the answer for one batch."""
+    """Return the part of the answer for one batch."""
     if isinstance(attempt, Refused):
         return _refusal(index, attempt)
     if attempt.outcome.cancelled():

@@ -46,8 +46,9 @@ class ShareFetchServices(
 
 
 async def share_fetch(request: ShareFetchRequest, context: RequestContext[ShareFetchServices]) -> ShareFetchResponse:
-    """Acknowledge and acquire records. The first request of a session brings no acknowledgements. The last request
-    fetches nothing, and neither does one that renews."""
+    """Acknowledge and acquire records. The first request of a session has no acknowledgements. The last request fetches
+    nothing, and neither does a request that renews.
+    """
     require_protocol(SHARE, context)
     named: dict[tuple[UUID, int], Batches] = {}
     acknowledges = False
@@ -128,8 +129,8 @@ def _end(session: ShareSession, context: RequestContext[ShareFetchServices]) -> 
 async def _parts(
     group_id: str, named: Iterable[tuple[UUID, int]], context: RequestContext[ShareFetchServices]
 ) -> list[Part]:
-    """Return the parts, each with its partition or with the error code that says why this node does not serve the
-    partition.
+    """Return the parts of the request. Each has its partition, or the error code that says why this node does not serve
+    the partition.
     """
     services = context.services
     parts = [Part(topic_id, index) async for topic_id, index in in_pieces(named)]
@@ -152,8 +153,9 @@ async def _parts(
 
 
 async def _verify(session: ShareSession, parts: Iterable[Part], context: RequestContext[ShareFetchServices]) -> None:
-    """Check remembered state again: another node may have led a partition, or it may have been reset or deleted since
-    this node looked. Check the whole session if nodes have come or gone."""
+    """Check remembered state again. Since this node last checked, another node may have led a partition, or the
+    partition may have been reset or deleted. If nodes have come or gone, check the whole session.
+    """
     session.led_by(context.services.membership.leaders, context.services.catalog.assigned)
     begun = dict(session.unverified)
     if not begun:

@@ -169,12 +169,13 @@ async def heartbeat(request: HeartbeatRequest, context: RequestContext[HasGroups
 
 
 _BEATS: dict[ErrorCode, HeartbeatResponse] = {}
-"""One response object per code, because no other request is as frequent."""
+"""One shared response object per code, because no other request is as frequent."""
 
 
 async def leave_group(request: LeaveGroupRequest, context: RequestContext[HasGroups]) -> LeaveGroupResponse:
-    """Remove members. Versions 0-2 name one member, whose code is the response's own; later ones have a code per
-    member."""
+    """Remove members. Versions 0-2 name one member, and its code is the response's own code. Later versions have a code
+    per member.
+    """
     if not request.group_id:
         return LeaveGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     batch = context.version >= FIRST_VERSION_WITH_MEMBER_LIST

@@ -77,7 +77,7 @@ class Transaction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Committer:
-    """The committing member, with the ids and the epoch that the request gives."""
+    """The member that commits, with the ids and the epoch from the request."""
 
     group_id: str
     member_id: str
@@ -93,8 +93,9 @@ class Committer:
 async def commits_of(
     asked: Sequence[AskedTopic], by_id: bool, context: RequestContext[FindsTopics]
 ) -> tuple[list[TopicCommits], list[Commit]]:
-    """Make a commit for each asked partition. Refuse topics that the client may not read, and topics and partitions
-    that do not exist. Return all commits by topic, and those that may still be stored."""
+    """Make a commit for each requested partition. Refuse topics that the client may not read, and topics and partitions
+    that do not exist. Return all commits by topic, and those that may still be stored.
+    """
     await resolve(asked, by_id, context.services.catalog)
     topics: list[TopicCommits] = []
     surviving: list[Commit] = []
@@ -106,7 +107,7 @@ async def commits_of(
 
 
 async def _commits_of_topic(asked: Sequence[AskedPartition], topic: Topic | None, unknown: ErrorCode) -> list[Commit]:
-    """`unknown` is the code for a missing topic."""
+    """Make the commits of one topic. `unknown` is the error code for a missing topic."""
     if topic is None:
         return [Commit(partition, None, unknown) async for partition in in_pieces(asked)]
     return [
@@ -180,7 +181,7 @@ async def _ask(
 
 @dataclass(frozen=True, slots=True)
 class _Queued:
-    """Commits on their way to Postgres."""
+    """Commits that were queued for Postgres."""
 
     commits: Sequence[Commit] = ()
     rows: Sequence[OffsetCommit] = ()
@@ -195,8 +196,9 @@ async def _queue(
     context: RequestContext[CommitServices],
     number: int | None = None,
 ) -> _Queued:
-    """Queue every commit that may be stored, and give the others their errors. `number` is the position of the first
-    try."""
+    """Queue every commit that may be stored, and give all others their errors. `number` is the number that the commit
+    got at its first try.
+    """
     groups = context.services.groups
     error = reply.error
     lease = groups.lease_for(committer.group_id)
@@ -212,7 +214,7 @@ async def _queue(
     rows: list[OffsetCommit] = []
     async for one in in_pieces(surviving):
         metadata = one.partition.committed_metadata or ""
-        # Kafka counts UTF-16 units, although the setting's name says bytes.
+        # Kafka counts UTF-16 units here, although the setting's name says bytes.
         if len(metadata) > max_metadata or len(metadata.encode("utf-16-le", "surrogatepass")) > 2 * max_metadata:
             one.error = ErrorCode.OFFSET_METADATA_TOO_LARGE
         elif one.topic_id is not None:

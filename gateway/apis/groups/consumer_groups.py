@@ -62,7 +62,7 @@ async def consumer_group_heartbeat(
             version=context.version,
             client_id=context.client_id or "",
             client_host=context.connection.client_host,
-            # The member's own id, or a new one if it has none.
+            # Use the member's own id, or a new id if the member has none.
             new_member_id=MemberId(request.member_id or str(uuid.uuid4())),
             member_id=MemberId(request.member_id),
             member_epoch=request.member_epoch,

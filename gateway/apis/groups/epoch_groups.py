@@ -52,7 +52,7 @@ class DescribeRequest(Protocol):
 
 
 class Refused(Protocol[DescribedT_co]):
-    """The class of a described group, called with the fields of a refusal."""
+    """Class of a described group. It is called with the fields of a refusal."""
 
     def __call__(
         self, *, group_id: str, error_code: int, error_message: str | None, authorized_operations: int
@@ -113,8 +113,8 @@ async def describe_groups(
 ) -> tuple[DescribedT_co, ...]:
     """Describe each group by `describe`, or give the KafkaError that it raises to `refused`.
 
-    A missing group, or one of another type, is GROUP_ID_NOT_FOUND: Java's admin then asks DescribeGroups. KafkaError
-    if the protocol is switched off.
+    A missing group, or one of another type, is GROUP_ID_NOT_FOUND: Java's admin then asks DescribeGroups. Raise
+    KafkaError if the protocol is switched off.
     """
     require_protocol(feature, context)
     groups: list[DescribedT_co] = []

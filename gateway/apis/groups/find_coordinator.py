@@ -61,7 +61,7 @@ async def find_coordinator(
     (only,) = coordinators
     return FindCoordinatorResponse(
         error_code=only.error_code,
-        # Kafka sends this text here only.
+        # Kafka sends this text only here.
         error_message=only.error_message if only.error_code else ErrorCode.NONE.name,
         node_id=only.node_id,
         host=only.host,

@@ -86,7 +86,7 @@ def _described(
             )
             for member in described.members
         ),
-        # As upstream: a group that does not exist allows no operation.
+        # As in upstream, no operation is allowed on a group that does not exist.
         authorized_operations=authorized_operations(
             Resource.GROUP, group_id, context, asked=with_operations and not missing
         ),
@@ -94,8 +94,9 @@ def _described(
 
 
 async def list_groups(request: ListGroupsRequest, context: RequestContext[ViewsGroups]) -> ListGroupsResponse:
-    """List this node's groups only: admin clients ask every node and merge. Filters ignore case; unknown values match
-    nothing."""
+    """List only this node's groups, because admin clients ask every node and merge the answers. Filters ignore case;
+    unknown values match nothing.
+    """
     states = set(await mapped(str.lower, request.states_filter))
     types = set(await mapped(str.lower, request.types_filter))
     shows_all = may(context, AclOperation.DESCRIBE, ResourceType.CLUSTER, told=False)

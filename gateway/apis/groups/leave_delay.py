@@ -17,6 +17,7 @@ LET_GO_AFTER_S = 0.020
 
 
 async def delay_leave() -> None:
-    """Wait until a leaving member may be removed. Later requests of the connection wait behind this one. If the peer
-    closes the connection in the meantime, the member leaves all the same."""
+    """Wait until a leaving member may be removed. Later requests of the connection wait for this one. If the peer
+    closes the connection in the meantime, the member leaves nevertheless.
+    """
     await asyncio.sleep(LET_GO_AFTER_S)

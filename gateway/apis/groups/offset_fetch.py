@@ -49,9 +49,9 @@ TOP_LEVEL_ERROR_FROM = 2
 UNSTABLE_FROM = 7
 """The first version whose clients know UNSTABLE_OFFSET_COMMIT (KIP-447)."""
 GROUPS_AT_ONCE = 100
-"""Groups of one OffsetFetch whose offsets are read by one statement."""
+"""Number of groups in one OffsetFetch whose offsets one statement reads."""
 MAX_NAMED = 2_000
-"""Partitions of a group that a refusal names. Only administrators ask for more at once."""
+"""Maximal number of a group's partitions that a refusal names. Only administrators request more partitions at once."""
 _ELSEWHERE = frozenset(
     {ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
 )
@@ -234,8 +234,9 @@ async def _asked_group(group: OffsetFetchRequestGroup) -> _AskedGroup:
 async def _fetch(
     asked: Sequence[_AskedGroup], require_stable: bool, context: RequestContext[OffsetFetchServices]
 ) -> list[list[_FetchedTopic] | KafkaError]:
-    """Return the committed offsets of each group, or the error. The catalog is asked once for all groups: looking
-    for a topic that does not exist takes time, which must not be spent once per group."""
+    """Return the committed offsets of each group, or the error. Query the catalog once for all groups, because looking
+    for a topic that does not exist takes time.
+    """
     topics = [topic async for group in in_pieces(asked) async for topic in in_pieces(group.topics or ())]
     await resolve(topics, context.version >= BY_ID_FROM, context.services.catalog)
     found: list[list[_FetchedTopic] | KafkaError] = []
@@ -271,7 +272,7 @@ async def _fetch_together(
     stored: dict[str, dict[tuple[UUID, int], CommittedOffset]] = {}
     answer = await services.offsets.fetch_together(wanted, whole, require_stable=require_stable)
     async for group_id, committed in in_pieces(answer):
-        # Pending offsets come last and replace the committed ones.
+        # Pending offsets come last, and so replace the committed ones.
         stored.setdefault(group_id, {})[committed.topic_id, committed.partition_index] = committed
     await services.catalog.resolve_all_ids(topic_id for group_id in whole for topic_id, _ in stored.get(group_id, ()))
     found: list[list[_FetchedTopic] | KafkaError] = []
@@ -412,7 +413,7 @@ async def _asked_topics(
 
     def allowed(one: _AskedTopic) -> tuple[_AskedTopic, Topic | None, ErrorCode]:
         topic, missing = allowed_topic(one, by_id, context, AclOperation.DESCRIBE)
-        # For an unknown name the answer is that nothing was committed.
+        # For an unknown name the answer says that nothing was committed.
         return one, topic, ErrorCode.NONE if missing is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else missing
 
     topics = await mapped(allowed, asked)

@@ -50,8 +50,9 @@ class ShareOffsetsServices(ChecksFeatures, FindsTopics, HasGroups, HasLog, HasSh
 async def describe_share_group_offsets(
     request: DescribeShareGroupOffsetsRequest, context: RequestContext[ShareOffsetsServices]
 ) -> DescribeShareGroupOffsetsResponse:
-    """Describe positions. Null topics means all in which the group has a position. Without a position the offset is
-    −1."""
+    """Describe positions. Null topics means all topics in which the group has a position. If it has none, the offset is
+    −1.
+    """
     require_protocol(SHARE, context)
     asked = {group.group_id: group for group in request.groups}
     answers: list[describing.DescribeShareGroupOffsetsResponseGroup] = []
@@ -149,7 +150,8 @@ async def alter_share_group_offsets(
     request: AlterShareGroupOffsetsRequest, context: RequestContext[ShareOffsetsServices]
 ) -> AlterShareGroupOffsetsResponse:
     """Set positions of a share group without members: all records from the given offsets on are delivered (again). As
-    in Kafka, this creates a group that no member has joined yet."""
+    in Kafka, this creates the group if no member has joined it yet.
+    """
     require_protocol(SHARE, context)
     services = context.services
     await begin_share_group(request.group_id, services)
@@ -204,7 +206,9 @@ def _check_idle(group_id: str, group: Value) -> None:
 
 
 async def _drop(group_id: str, partitions: Iterable[tuple[UUID, int]], services: HasShare) -> None:
-    """Drop remembered state. State that is still in use can write nothing, because the rows' epochs have risen."""
+    """Drop remembered state. If other code still uses such state, it cannot write it any more, because the epochs of
+    the rows have risen.
+    """
     async for topic_id, index in in_pieces(partitions):
         services.share.drop((ShareKey(group_id, topic_id, index),))
 
@@ -215,8 +219,9 @@ async def _drop(group_id: str, partitions: Iterable[tuple[UUID, int]], services:
 async def delete_share_group_offsets(
     request: DeleteShareGroupOffsetsRequest, context: RequestContext[ShareOffsetsServices]
 ) -> DeleteShareGroupOffsetsResponse:
-    """Delete positions of a share group without members. It begins anew in these topics, as a group that has never read
-    them."""
+    """Delete positions of a share group without members. Afterwards the group begins in these topics like a group that
+    has never read them.
+    """
     require_protocol(SHARE, context)
     services = context.services
     topics = await look_up_topics((topic.topic_name for topic in request.topics), context, AclOperation.READ)

@@ -86,7 +86,7 @@ async def streams_group_heartbeat(
     if reply.missing_internal_topics:
         names = [topic.name for topic in reply.missing_internal_topics]
         if refused := [name for name in names if not may_create_topic(context, name)]:
-            # All topics are created or none, as upstream.
+            # All topics are created or none, as in upstream.
             status = [_with_refused(each, refused) for each in status]
         else:
             failures = await make_internal_topics(reply.missing_internal_topics, context)
@@ -246,7 +246,7 @@ def _response(
     reply: StreamsGroupHeartbeatReply, status: tuple[message.Status, ...], version: int
 ) -> StreamsGroupHeartbeatResponse:
     tasks, endpoints = reply.tasks, reply.partitions_by_user_endpoint
-    # An error, or the answer to a leave, has no intervals.
+    # If the reply is an error or answers a leave, it has no intervals.
     reports_offsets = version >= FIRST_VERSION_WITH_OFFSETS and reply.heartbeat_interval_ms > 0
     return StreamsGroupHeartbeatResponse(
         error_code=reply.error,
@@ -379,7 +379,9 @@ def _assignment(tasks: Tasks) -> described.Assignment:
 async def streams_group_topology_description_update(
     _request: StreamsGroupTopologyDescriptionUpdateRequest, context: RequestContext[ChecksFeatures]
 ) -> StreamsGroupTopologyDescriptionUpdateResponse:
-    """Refuse as a Kafka broker without a plugin for descriptions does. No heartbeat asks a member for one."""
+    """Refuse the request as a Kafka broker without a plugin for descriptions does. The gateway never requests a
+    description in a heartbeat answer.
+    """
     require_protocol(STREAMS, context)
     raise KafkaError(
         ErrorCode.UNSUPPORTED_VERSION, "The broker has no streams group topology description plugin configured."

@@ -1,6 +1,7 @@
 """Enlist partitions and groups in a transaction when the client first writes to them (KIP-890).
 
-The one idea: the effect is the same as if the client had named them just before, so all rules for named ones apply.
+The one idea: the effect is the same as if the client had enlisted them with a request just before, so the same rules
+apply.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class TransactionServices(FindsTopics, HasTransactions, Protocol): ...
 async def add_partitions_to_txn(
     request: AddPartitionsToTxnRequest, context: RequestContext[TransactionServices]
 ) -> AddPartitionsToTxnResponse:
-    """Enlist all partitions of a transaction or none: if one does not exist, the others are answered
+    """Enlist all partitions of a transaction or none: if one partition does not exist, the others get
     OPERATION_NOT_ATTEMPTED.
 
     From version 4 on each transaction succeeds or fails alone.
@@ -75,7 +75,7 @@ async def _take_in(
 ) -> tuple[AddPartitionsToTxnTopicResult, ...]:
     """Enlist the partitions of one transaction, and return the result of each. Raise KafkaError, StorageError."""
     _require_id(asked.transactional_id)
-    # Brokers ask on behalf of clients that they have checked themselves (permissions.py).
+    # Brokers send these versions for clients that they have already checked (permissions.py).
     operation = AclOperation.WRITE if context.version < FIRST_VERSION_OF_BROKERS else None
     known = await look_up_topics((topic.name for topic in asked.topics), context, operation)
     found = {

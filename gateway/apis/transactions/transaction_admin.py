@@ -58,7 +58,7 @@ NOT_OPEN = -1
 """Value for the start of a transaction that is not open, as a time or as an offset."""
 
 UPSTREAM_STATES = frozenset(TransactionState) | {"PrepareEpochFence", "Dead"}
-"""States that a request may name. No transaction is ever in one of upstream's further states."""
+"""States that a request may name. No transaction is ever in one of upstream's other states."""
 
 
 # --- ListTransactions -------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from gateway.coordinator.settings import Settings
 
 
 def next_deadline(group: Group) -> int | None:
-    """Return when a Tick is due at the earliest; None if the group waits for nothing but requests."""
+    """Return the earliest time at which a Tick is due. Return None if the group waits only for requests."""
     return min(_deadlines(group), default=None)
 
 
@@ -169,7 +169,7 @@ def _disconnect(draft: Draft, member: Member, closed: ConnectionId) -> None:
     draft.put(disconnected)
     first_join_dropped = member.is_new and member.parked_join is not None and parked_join is None
     if first_join_dropped or member.member_id not in draft.session_deadlines:
-        # Its session did not run while its request was parked. The request is gone, so the session starts.
+        # The member's session did not run while its request was parked. The request is gone, so the session starts.
         draft.arm_session(disconnected)
     grace_ms = draft.settings.group_connection_grace_ms
     if connection_id is None and member.group_instance_id is None and grace_ms >= 0:

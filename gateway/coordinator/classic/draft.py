@@ -72,8 +72,8 @@ class Draft:
         self.settings = settings
         self.replies: list[tuple[RequestId, Reply]] = []
         self.facts: list[Fact] = []
-        # A draft and a group hold the same attributes. Copying them at once takes a tenth of the time of copying one by
-        # one.
+        # A draft and a group have the same attributes. Copying all of them at once takes a tenth of the time of copying
+        # them one by one.
         self.__dict__.update(group.__dict__)
         self.members = dict(group.members)
         self.pending = dict(group.pending)
@@ -114,7 +114,7 @@ class Draft:
     # --- members ----------------------------------------------------------------------------------------------------
 
     def put(self, member: Member) -> None:
-        """Add the member, or replace the one stored under its id."""
+        """Add the member. If a member with its id exists, replace that member."""
         before = self.members.get(member.member_id)
         if before is None:
             last = next(reversed(self.members.values()), None)

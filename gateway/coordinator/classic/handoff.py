@@ -77,7 +77,7 @@ class HandoffDraft(Protocol):
 def begin(draft: HandoffDraft) -> None:
     """Determine, for the generation just assigned, which partitions must be waited for and which members wait.
 
-    Groups of other protocol types are left alone; members whose bytes cannot be read gain and lose nothing.
+    Groups of other protocol types are not affected. Members whose bytes cannot be parsed gain and lose nothing.
     """
     settings = draft.settings.handoff_of(draft.group_id)
     before = {(each.topic, each.partition): each for each in draft.handoffs}
@@ -132,7 +132,7 @@ def _sources(
         others = holders.get(partition, set[MemberId]()) - {target}
         known = before.get(partition)
         if others and known is not None and known.source in holders[partition]:
-            # The other claimants have waited for this source and have read nothing.
+            # The other members that claim the partition have waited for this source and have read nothing.
             sources[partition] = known.source, Awaits.ACKNOWLEDGEMENT
         elif others:
             sources[partition] = min(others), Awaits.ACKNOWLEDGEMENT
@@ -190,7 +190,7 @@ def _tell_begun(draft: HandoffDraft, mode: HandoffMode) -> None:
         draft.tell(HandoffBegun(source, target, draft.generation_id, mode, left_ms, partitions))
     for each in draft.handoffs:
         if each.forced and each.target is not None:
-            # The hold on it ended in earlier generations, and the source still owns it.
+            # The hold on this partition ended in an earlier generation, and the source still owns the partition.
             partitions = ((each.topic, each.partition),)
             draft.tell(HandoffBegun(each.source, each.target, draft.generation_id, mode, 0, partitions))
             tell_ended(draft, each, HandoffEnd.TIMEOUT)
@@ -215,7 +215,7 @@ def is_held(draft: HandoffDraft, member_id: MemberId) -> bool:
 
 
 def _release(draft: HandoffDraft) -> None:
-    """Answer the members that wait for nothing any more, or have been held as long as a client can be."""
+    """Answer the members that do not wait for any partition any more, or that have been held for the maximal time."""
     for member_id in draft.hold_deadlines:
         member = draft.members.get(member_id)
         if member is not None and member.parked_sync is not None and not is_held(draft, member_id):
@@ -248,7 +248,8 @@ def generation_begun(draft: HandoffDraft) -> None:
             awaits = Awaits.DRAIN if let_go else each.awaits
             kept.append(replace(each, target=None, awaits=awaits))
         elif heir := _heir(each, claims):
-            # Of several members that waited for the partition, one becomes the source; the others do not know yet.
+            # Several members waited for the partition. One of them becomes the source, and the others do not know that
+            # yet.
             deadline_ms = draft.now_ms + settings.timeout_ms
             begins = replace(each, source=heir, target=None, mark=None, forced=False, since_ms=draft.now_ms)
             kept.append(replace(begins, awaits=Awaits.ACKNOWLEDGEMENT, deadline_ms=deadline_ms))
@@ -338,7 +339,7 @@ def member_replaced(draft: HandoffDraft, old_id: MemberId, new_id: MemberId) -> 
 
 
 def expire(draft: HandoffDraft) -> None:
-    """Force the handoffs whose time is over, as part of a Tick."""
+    """Force the handoffs whose maximal time is over. This is a part of a Tick."""
 
     def each_in_time() -> Iterator[Handoff | None]:
         for each in draft.handoffs:
@@ -380,7 +381,7 @@ def take_over(draft: HandoffDraft, clock_lead_ms: int | None, shortest_ms: int) 
     earliest_end_ms = now_ms + min(timeout_ms, shortest_ms)
 
     def goes_on(handoff: Handoff) -> Handoff:
-        # Another node's clock may be ahead of ours: no wait began in the future.
+        # The clock of another node may be ahead of ours. So no wait may begin in the future.
         since_ms = now_ms if clock_lead_ms is None else min(handoff.since_ms + clock_lead_ms, now_ms)
         return replace(handoff, since_ms=since_ms, deadline_ms=max(since_ms + timeout_ms, earliest_end_ms))
 
@@ -414,7 +415,7 @@ def draining(group: Group) -> tuple[Draining, ...]:
 
 
 def member_on(group: Group, connection_id: str) -> MemberId | None:
-    """Return the member that speaks on the connection."""
+    """Return the member that uses the connection."""
     return next((key for key, each in group.members.items() if each.connection_id == connection_id), None)
 
 
@@ -444,7 +445,7 @@ def awaited_by(
 
 
 def replace_all(draft: HandoffDraft, handoffs: Iterable[Handoff | None]) -> None:
-    """Replace the records; None stands for a handoff that is over."""
+    """Replace the records. None stands for a handoff that has ended."""
     after = tuple(each for each in handoffs if each is not None)
     if after != draft.handoffs:
         draft.handoffs = after

@@ -23,7 +23,7 @@ from gateway.coordinator.silence import silence
 from protocol.errors import ErrorCode
 
 GROUP_ID_NOT_FOUND_KNOWN = 9
-"""OffsetCommit version from which a missing group has a code of its own."""
+"""OffsetCommit version from which on there is an error code for a missing group."""
 
 
 def heartbeat_empty(group: Group, event: Heartbeat, _now_ms: int, _settings: Settings) -> Step[Group]:

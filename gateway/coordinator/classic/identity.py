@@ -39,7 +39,9 @@ class Standing(Enum):
 class Requester(NamedTuple):
     standing: Standing
     member_id: MemberId
-    """The member or pending id the request stands for, even if the request does not name it; "" if none."""
+    """The member or pending id for which the request is sent, even if the request does not name it. Empty if no such id
+    exists.
+    """
 
 
 def identify(group: Group, event: JoinGroup) -> Requester:

@@ -195,8 +195,9 @@ def rejoin_while_completing(draft: Draft, event: JoinGroup, member_id: MemberId)
 
 
 def rejoin_while_stable(draft: Draft, event: JoinGroup, member_id: MemberId) -> None:
-    """Answer a member that joins again in Stable. A leader that joins again wants to assign again (it has seen new
-    partitions), even if it offers the same."""
+    """Answer a member that rejoins in Stable. A leader that rejoins wants to assign again because it has seen new
+    partitions, even if its metadata is the same.
+    """
     if member_id == draft.leader_id or draft.members[member_id].protocols != event.protocols:
         _wait_at_barrier(draft, event, member_id)
     else:
@@ -264,7 +265,7 @@ _NOBODY_THERE: Mapping[Standing, JoinAnswer | ErrorCode] = {
     Standing.NEWCOMER: require_member_id,
     Standing.NEW_INSTANCE: admit,
     Standing.PENDING: admit,
-    # A group without members knows no instance, so these two cannot occur.
+    # A group without members has no instances, so these two cases cannot occur.
     Standing.RETURNING_INSTANCE: ErrorCode.UNKNOWN_MEMBER_ID,
     Standing.FENCED: ErrorCode.UNKNOWN_MEMBER_ID,
     Standing.MEMBER: ErrorCode.UNKNOWN_MEMBER_ID,

@@ -47,7 +47,7 @@ def _take_out(draft: Draft, leaving: LeavingMember) -> ErrorCode:
         return ErrorCode.NONE
     member_id = leaving.member_id
     if member_id == NO_MEMBER_ID and leaving.group_instance_id is not None:
-        # An admin removes a static member by its instance alone.
+        # An administrator removes a static member by its instance id alone.
         owner = static_member(draft.members, leaving.group_instance_id)
         if owner is None:
             return ErrorCode.UNKNOWN_MEMBER_ID

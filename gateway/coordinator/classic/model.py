@@ -74,7 +74,7 @@ class Member:
     last_assignment: bytes = b""
     """The member's assignment in the last assigned generation, kept if handoffs are drained."""
     position: int = 0
-    """Order of joining, in which members are listed and become leader."""
+    """Order of joining. Members are listed in this order, and become leader in this order."""
     is_new: bool = field(default=False, metadata=VOLATILE)
     """True while the member waits for the reply to its first join. While that join is parked, the session timer is
     the new-member timeout."""
@@ -137,12 +137,12 @@ class Watch:
     """Time at which a rebalance must begin because partitions were withheld, unless one has begun before."""
     delivered: Mapping[MemberId, Delivered] = field(default_factory=dict[MemberId, Delivered], metadata=VOLATILE)
     unassigned: Mapping[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int], metadata=VOLATILE)
-    """Partitions without an owner, and for how many generations in a row."""
+    """Partitions without an owner, each with the number of generations for which it had none."""
     member_ids: frozenset[MemberId] = field(default=frozenset(), metadata=VOLATILE)
     generations_ms: tuple[int, ...] = field(default=(), metadata=VOLATILE)
     """Start times of the latest generations with exactly these members."""
     cooperative: bool | None = field(default=None, metadata=VOLATILE)
-    """The protocol of the last generation that had members."""
+    """The cooperative protocol that the last generation with members used, if any."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Group:
     untold: frozenset[MemberId] = field(default=frozenset(), metadata=VOLATILE)
     """During a join phase: members that had not received their assignment before it began, and so own none of it."""
     unheard: frozenset[MemberId] = field(default=frozenset(), metadata=VOLATILE)
-    """Members that have not spoken since the group was read back."""
+    """Members that have sent no request since the group was read from Postgres."""
     session_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
     """A member without a deadline has a parked request, which proves that it is alive."""
     connection_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
@@ -189,11 +189,15 @@ class Group:
     """Partitions that a previous owner had to release or drain, in this generation or an earlier one, and has not
     yet."""
     hold_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
-    """Maps each member that gains such a partition in this generation to the end of the hold on its SyncGroup."""
+    """For each member that waits for a partition in this generation, the time at which its held SyncGroup is answered
+    at the latest.
+    """
     awaiting_join: int = field(default=0, metadata=VOLATILE)
     """Number of members with a parked join. Derived from `members`; kept so that a join need not count them."""
     protocol_support: Mapping[str, int] = field(default_factory=dict[str, int], metadata=VOLATILE)
-    """Number of members that list each protocol. Derived from `members`; kept so that a join need not ask them all."""
+    """Number of members that list each protocol. Derived from `members`; kept so that a join need not check all
+    members.
+    """
 
     def with_session_deadline(self, member_id: MemberId, deadline_ms: int) -> Group:
         """Return the same group with one session deadline moved.

@@ -49,12 +49,12 @@ Partition = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A member's claim in the metadata of the chosen protocol."""
+    """A member's claim of partitions, in the metadata of the chosen protocol."""
 
     topics: frozenset[str]
     partitions: frozenset[Partition]
     generation_id: int
-    """Generation in which the member was assigned them; −1 if its metadata version does not say."""
+    """Generation in which the member received the partitions. −1 if the version of its metadata does not say."""
 
 
 Claims = Mapping[MemberId, Claim]
@@ -277,7 +277,7 @@ def _generation_assigned(group: Group, watch: Watch, found: _Findings, cluster: 
         if times > 1:
             found.add_all(Violation.ASSIGNED_TWICE, _given_to(group, partition), partition)
     if unreadable or len(claims) < len(group.members):
-        # The owners are unknown.
+        # The owners are not known.
         return replace(watch, unassigned={})
     unassigned = _unassigned(watch, claims, given, cluster)
     for partition, generations in unassigned.items():
@@ -375,7 +375,7 @@ def _partitions_in(assignment: bytes) -> frozenset[Partition]:
 
 
 def partitions_or_none(assignment: bytes) -> frozenset[Partition]:
-    """Return the assigned partitions, or none if the bytes cannot be read."""
+    """Return the assigned partitions. Return no partitions if the bytes cannot be parsed."""
     try:
         return _partitions_in(assignment)
     except ProtocolError:

@@ -117,11 +117,11 @@ def _begin_generation(draft: Draft) -> None:
     generation_begun(draft)
     was_assigned = any(member.assignment for member in draft.members.values())
     for member in list(draft.members.values()):
-        # The assignment of the last generation must not be returned in this one.
+        # The assignment of the last generation must not be returned in this generation.
         last = last_assignment(draft, member, was_assigned=was_assigned)
         settled = replace(member, parked_join=None, is_new=False, assignment=b"", last_assignment=last, member_epoch=0)
         draft.put(settled)
-        # An absent static member has given no sign of life: its session runs on.
+        # An absent static member has not been heard from, so its session continues to run.
         if member.parked_join is not None:
             draft.answer(member.parked_join.request_id, joined(draft, settled))
             draft.arm_session(settled)

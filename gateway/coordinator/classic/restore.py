@@ -27,7 +27,7 @@ SHORTEST_SESSION_MS = 10_000
 """
 
 _COLUMNS = ("state", "protocol_type", "generation_id")
-"""Fields that Postgres reads too, stored beside the document."""
+"""Fields that Postgres also reads. They are stored beside the document."""
 
 
 def stored(group: Group) -> StoredGroup:
@@ -67,8 +67,8 @@ def restore(
         draft.pending_sync = set(draft.members)
         draft.phase_deadline_ms = now_ms + draft.rebalance_timeout_ms()
     elif group.state is GroupState.PREPARING_REBALANCE:
-        # A group is stored in this state if it was a consumer group before. Its parked requests are gone, and their
-        # members repeat them.
+        # A group is stored in this state if it was a consumer group before. Its parked requests are lost, and the
+        # members send them again.
         draft.phase_deadline_ms = now_ms + draft.rebalance_timeout_ms()
     if group.handoffs:
         handoff.take_over(draft, stored.clock_lead_ms, SHORTEST_SESSION_MS)

@@ -25,7 +25,7 @@ class DescribedMember:
     client_id: str
     client_host: str
     metadata: bytes
-    """Metadata for the chosen protocol, and only while Stable; else b""."""
+    """The member's metadata for the chosen protocol. Empty if the group is not Stable."""
     assignment: bytes
 
 
@@ -33,10 +33,10 @@ class DescribedMember:
 class DescribedGroup:
     group_id: str
     state: str
-    """A missing group is "Dead" (from DescribeGroups 6 it is GROUP_ID_NOT_FOUND besides)."""
+    """The group's state. A missing group is "Dead" (from DescribeGroups 6 on it also gets GROUP_ID_NOT_FOUND)."""
     protocol_type: str
     protocol_data: str
-    """The chosen protocol, and only while Stable; else ""."""
+    """The chosen protocol. Empty if the group is not Stable."""
     members: tuple[DescribedMember, ...]
 
 
@@ -63,8 +63,9 @@ def describe(group: Group) -> DescribedGroup:
 
 
 def offset_delete_refusal(group: Summary) -> ErrorCode | None:
-    """Return why no offset of this group may be deleted (OffsetDelete's top-level code), or None; then ask
-    `subscribes_to`."""
+    """Return why no offset of this group may be deleted (the top-level code of OffsetDelete). If that is None, the
+    caller must check `subscribes_to` for each topic.
+    """
     if not group.exists or group.group_type == SHARE.group_type:
         # A share group commits no offsets; as in upstream, OffsetDelete does not find it.
         return ErrorCode.GROUP_ID_NOT_FOUND

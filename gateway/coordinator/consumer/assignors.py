@@ -25,10 +25,10 @@ class Subscriber:
     """One member from an assignor's view. Members with equal subscriptions share one set."""
 
     topic_ids: frozenset[UUID]
-    """Existing topics that the member subscribes to."""
+    """Existing topics to which the member subscribes."""
     instance_id: str | None = None
     last: Partitions = field(default_factory=nothing)
-    """The member's part of the last target."""
+    """The member's part of the last target assignment."""
 
 
 Subscribers = Mapping[MemberId, Subscriber]
@@ -37,8 +37,9 @@ Assignor = Callable[[Subscribers, PartitionCounts], dict[MemberId, Partitions]]
 
 
 def range_(subscribers: Subscribers, partition_counts: PartitionCounts) -> dict[MemberId, Partitions]:
-    """Give each member one stretch of each topic; the first few stretches are one longer. Static members come first,
-    by instance id."""
+    """Give each member one range of consecutive partitions of each topic. The first ranges may be one longer. Static
+    members come first, by instance id.
+    """
     ordered = sorted(subscribers.items(), key=lambda each: _range_order(*each))
     by_topic: dict[UUID, list[MemberId]] = {}
     for member_id, subscriber in ordered:
@@ -149,8 +150,9 @@ def first(held: Partitions, count: int) -> Partitions:
 def deal(
     kept: dict[MemberId, Partitions], missing: dict[MemberId, int], free: dict[UUID, set[int]]
 ) -> dict[MemberId, Partitions]:
-    """Deal the free partitions in turn to the members that miss some, so that every topic is spread. There are no
-    more free partitions than missing ones. Changes `kept` and returns it."""
+    """Deal the free partitions in turn to the members that lack some, so that every topic is spread. There must not be
+    more free partitions than lacking ones. Change `kept` and return it.
+    """
     dealt: dict[MemberId, dict[UUID, set[int]]] = {member_id: {} for member_id in missing}
     turn = list(missing)
     position = 0
@@ -250,5 +252,5 @@ def _balance(
 
 
 def _same(last: Partitions, now: Partitions) -> Partitions:
-    """Return `last` itself if nothing changed, because targets are compared by identity first."""
+    """Return `last` itself if nothing has changed, because targets are compared by identity first."""
     return last if last == now else now

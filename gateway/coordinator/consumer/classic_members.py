@@ -67,7 +67,7 @@ def join(
             return Step(group, ((event.request_id, JoinReply(ErrorCode.MEMBER_ID_REQUIRED, event.new_member_id)),))
         subscription = _subscription(classic)
         if known is None and event.member_id and (subscription.owned_partitions or subscription.generation_id >= 0):
-            # It was a member and may still read partitions that others have read on from. It must begin anew.
+            # A removed member may still read partitions in which other members have continued. It must begin anew.
             raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)
     except KafkaError as refused:
         # Upstream returns the member id in this refusal only.
@@ -157,7 +157,7 @@ def _begin(draft: Draft, event: JoinGroup, known: ConsumerMember | None) -> Cons
     if event.member_id:
         draft.tell(MemberRejoined(known.member_id, shortened(event.reason)))
         return known
-    # A static member has restarted, from either protocol. Its new process owns nothing yet.
+    # A static member has restarted, with either protocol before. Its new process owns nothing yet.
     member_id, instance_id = event.new_member_id, event.group_instance_id or ""
     draft.tell(MemberReplaced(member_id, known.member_id, instance_id, shortened(event.reason)))
     fresh = replace(known, member_id=member_id, undrained=NOTHING)
@@ -167,8 +167,9 @@ def _begin(draft: Draft, event: JoinGroup, known: ConsumerMember | None) -> Cons
 
 
 def _owned(member: ConsumerMember, subscription: Subscription, cluster: Cluster) -> Partitions | None:
-    """Return the partitions that the member reports as owned. None if it names another generation than its own: then
-    it has missed a response, and may own what that response assigned."""
+    """Return the partitions that the member reports as owned. Return None if it names another generation than its own.
+    Then it has missed a response, and may own the partitions that this response assigned.
+    """
     owned = embedded.by_id(subscription.owned_partitions, cluster)
     if owned and subscription.generation_id not in (-1, member.member_epoch):
         return None

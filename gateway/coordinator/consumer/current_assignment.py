@@ -26,7 +26,7 @@ from gateway.coordinator.facts import MemberId
 from gateway.coordinator.member_epochs import JOIN_EPOCH
 
 Owners = Mapping[UUID, Mapping[int, MemberId]]
-"""The member that may own each partition."""
+"""For each partition, the member that may own it."""
 
 
 def reconcile(

@@ -114,15 +114,16 @@ class Draft:
         self.facts.append(fact)
 
     def raise_epoch(self, trigger: Trigger, member_id: MemberId | None = None) -> None:
-        """Raise the group epoch, because the members want something else now than the target was computed for."""
+        """Raise the group epoch, because subscriptions have changed since the target was computed."""
         self.group_epoch += 1
         self.tell(RebalanceBegun(trigger, member_id))
 
     # --- members ----------------------------------------------------------------------------------------------------
 
     def put(self, member: ConsumerMember, reason: HandoffEnd = HandoffEnd.ACKNOWLEDGED) -> None:
-        """Add the member, or replace the one with its id. `reason` says why the member no longer owns what it owned
-        before. Raise AssertionError if a partition would then have two owners."""
+        """Add the member, or replace the one with its id. `reason` says why the member lost the partitions that it
+        owned before. Raise AssertionError if a partition would then have two owners.
+        """
         before = self.members.get(member.member_id)
         if before is member:
             return
@@ -258,9 +259,10 @@ class Draft:
         return True
 
     def wants_others(self, before: ConsumerMember, member: ConsumerMember) -> bool:
-        """Return whether the member now reads something else. Either it asks for it, or its principal or host
-        changed and the pattern shows other topics to the new one. The caller has called `see_topics` for the new
-        subscription."""
+        """Return whether the member now reads other topics. Either its subscription has changed, or its principal or
+        host has changed and may see other matches of the pattern. The caller has called `see_topics` for the new
+        subscription.
+        """
         (*said, who), (*says, is_who) = subscription_of(before), subscription_of(member)
         return said != says or (
             who != is_who and self.topic_ids(subscription_of(before)) != self.topic_ids(subscription_of(member))
@@ -307,7 +309,7 @@ class Draft:
         return found
 
     def _matched(self, text: str, reader: Reader | None) -> frozenset[str]:
-        """Return the topics that the pattern shows to the reader."""
+        """Return the matches of the pattern that the reader may see."""
         pattern, describing = self.patterns[text], self.cluster.describing
         if reader is None or describing is None:
             return pattern.matched
@@ -354,8 +356,9 @@ class Draft:
         }
 
     def _preferred_assignor(self) -> str:
-        """Return the assignor that most members ask for. If two are asked for equally often, the one configured
-        first wins."""
+        """Return the assignor that most members name. If two are named equally often, the one that is configured first
+        wins.
+        """
         asked = Counter(
             member.server_assignor
             for member in self.members.values()

@@ -99,7 +99,7 @@ def retained(draft: HandoffDraft, before: ConsumerMember, after: ConsumerMember)
 def member_changed(
     draft: HandoffDraft, before: ConsumerMember, after: ConsumerMember | None, reason: HandoffEnd
 ) -> None:
-    """End the moves of partitions that the member no longer owns; `after` is None if the member has left."""
+    """End the moves of partitions that the member no longer owns. `after` is None if the member has left."""
     if not draft.moving:
         return
     for held in (before.assigned, before.pending_revocation, before.undrained):
@@ -189,7 +189,7 @@ def take_over(draft: HandoffDraft) -> None:
 
 
 def drains_on(draft: HandoffDraft, source: MemberId, undrained: Mapping[tuple[UUID, int], Handoff]) -> None:
-    """Continue drains that the member began while the group was a classic one."""
+    """Continue the drains that began for the member while the group was a classic one."""
     for key, known in undrained.items():
         draft.moving[key] = Moving(source, None, draft.group_epoch, known.since_ms, known.deadline_ms, known.mark)
     arm(draft, source, draft.members[source])

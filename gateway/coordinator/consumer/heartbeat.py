@@ -166,8 +166,9 @@ def _untaken(member: ConsumerMember, event: ConsumerGroupHeartbeat, cluster: Clu
 def _proceed(
     draft: Draft, event: ConsumerGroupHeartbeat, before: ConsumerMember | None, member: ConsumerMember
 ) -> Step[ConsumerGroup]:
-    """Take the member one step on and answer it. `before` is the member as it was, None if it is new; `member` is
-    the member with the values of the request."""
+    """Move the member one step closer to its target and answer it. `before` is the member as it was, None if it is new;
+    `member` is the member with the values of the request.
+    """
     joins = event.member_epoch == JOIN_EPOCH
     full = (
         event.rebalance_timeout_ms != -1
@@ -212,8 +213,9 @@ def proceed(
     owned: Partitions | None,
     doubted: Partitions,
 ) -> ConsumerMember:
-    """Apply a request that reports `owned` to the group and return the member after it. The member may be about to
-    take over `doubted` partitions in spite of its report."""
+    """Apply a request that reports `owned` to the group and return the member after it. Although the report omits the
+    `doubted` partitions, the member may be about to take them over.
+    """
     # A member that joins again under its id has lost its partitions, and may no longer commit for them.
     draft.put(member, HandoffEnd.SOURCE_LEFT if member.member_epoch == JOIN_EPOCH else HandoffEnd.ACKNOWLEDGED)
     is_other = before is None or subscription_of(before) != subscription_of(member)
@@ -267,8 +269,9 @@ def _leave(
     settings: ConsumerSettings,
     cluster: Cluster,
 ) -> Step[ConsumerGroup]:
-    """Remove the member. A static member that leaves for a while keeps its partitions, except those it was
-    releasing, and its session goes on. Other members are removed, and the next request computes the target again."""
+    """Remove the member. A static member that leaves for a while keeps its partitions, except those it was releasing,
+    and its session continues. Other members are removed, and the next request computes the target again.
+    """
     draft = Draft(group, now_ms, settings, cluster)
     if event.member_epoch == STATIC_LEAVE_EPOCH:
         draft.put(

@@ -60,7 +60,7 @@ CONSUMER = "consumer"
 
 
 class CustomAssignorError(ProtocolError):
-    """An assignment contains something that only its own assignor can produce."""
+    """An assignment contains data that only its own assignor can produce."""
 
 
 def upgraded(
@@ -129,7 +129,7 @@ def upgraded(
         if member.parked_sync is not None:
             replies.append((member.parked_sync.request_id, SyncReply(ErrorCode.REBALANCE_IN_PROGRESS)))
     draft.unsettled = early
-    # Only changes from here on count as news.
+    # Only changes after this point count as news.
     draft.see_topics()
     before = ClassicDraft(group, now_ms, settings)
     for each in group.handoffs:
@@ -222,8 +222,9 @@ def _undrained(
 def is_left_to_classic_members(
     before: ConsumerGroup, after: ConsumerGroup, facts: Sequence[Fact], settings: Settings
 ) -> bool:
-    """Return whether this step removed the last member of the consumer protocol, and the rest may go on as a classic
-    group."""
+    """Return whether this step removed the last member of the consumer protocol, and the remaining members can form a
+    classic group.
+    """
     consumer_settings = settings.consumer_for(after.group_id)
     return (
         any(isinstance(fact, MemberLeft) for fact in facts)
@@ -272,8 +273,7 @@ def _classic_draft(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings
 
 
 def _drains_on(group: ConsumerGroup, cluster: Cluster, timeout_ms: int) -> Iterator[Handoff]:
-    """Return the partitions that members have released and must still commit; the time that they have for it goes
-    on."""
+    """Return the partitions that members have released and must still commit. Their deadlines do not change."""
     undrained: list[tuple[UUID, int, Moving | Unsettled]] = [
         (topic_id, index, moving)
         for (topic_id, index), moving in group.moving.items()
@@ -316,8 +316,9 @@ def _classic_member(member: ConsumerMember, cluster: Cluster) -> Member:
 
 
 def replaces_the_last(group: ConsumerGroup, event: JoinGroup, settings: Settings) -> bool:
-    """Return whether a static member comes back with the classic protocol and no other member speaks the consumer
-    protocol."""
+    """Return whether a static member returns with the classic protocol while no other member uses the consumer
+    protocol.
+    """
     consumer_settings = settings.consumer_for(group.group_id)
     owner_id = group.instances.get(event.group_instance_id or "")
     return (
@@ -374,7 +375,9 @@ def _is_away(member: ConsumerMember, owner_id: MemberId) -> bool:
 
 
 def _goes_on(group: ConsumerGroup, owner_id: MemberId, event: JoinGroup) -> bool:
-    """Return whether the newcomer wants what the member had, and the others can speak its protocol."""
+    """Return whether the new process wants the same topics as the previous one, and the other members support its
+    protocol.
+    """
     offered = ClassicProtocol(event.session_timeout_ms, event.protocols)
     others = (member.classic for member in group.members.values() if member.classic is not None)
     if (

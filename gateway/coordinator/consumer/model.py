@@ -120,7 +120,7 @@ class ConsumerMember:
     subscribed_topic_names: tuple[str, ...] = ()
     """Sorted, without duplicates."""
     subscribed_topic_regex: str = ""
-    """Empty if the member has no pattern."""
+    """Regular expression of the subscription. Empty if the member has none."""
     server_assignor: str | None = None
     member_epoch: int = 0
     previous_member_epoch: int = 0
@@ -138,7 +138,9 @@ class ConsumerMember:
     """Partitions that the member has released, but not yet committed up to the last record that it was served. No
     other member may own them yet."""
     classic: ClassicProtocol | None = None
-    """None if the member speaks the consumer protocol. A classic member calls its member epoch its generation."""
+    """Data of a classic member. None if the member uses the consumer protocol. A classic member's generation is its
+    member epoch.
+    """
     connection_number: int = field(default=-1, metadata=VOLATILE)
     """Number of the newest connection that sent a request of this member. Requests on older connections are out of
     date."""
@@ -215,13 +217,13 @@ class ConsumerGroupHeartbeat(ClientRequest[ConsumerGroupHeartbeatReply]):
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """A partition on its way from one member to another."""
+    """A partition that moves from one member to another."""
 
     source: MemberId
     target: MemberId | None
-    """None if the new owner has left, or if the target gives the partition to no other member."""
+    """The new owner. None if it has left, or if the target gives the partition to no other member."""
     epoch: int
-    """Group epoch at which the target gave the partition to the new owner."""
+    """Group epoch at which the target assigned the partition to the new owner."""
     since_ms: int
     deadline_ms: int = 0
     """Time at which the partition is released even if it is not drained. Set when the source releases it, 0 before."""
@@ -231,14 +233,16 @@ class Moving:
 
 @dataclass(frozen=True, slots=True)
 class Unsettled:
-    """A partition given to its owner while this group was a classic group, before its source had committed."""
+    """A partition that was assigned to its owner while the group was a classic group, before its
+    source had committed.
+    """
 
     topic_id: UUID
     partition: int
     source: MemberId
-    """The member that must still commit what it was served."""
+    """The member that must still commit the records that it was served."""
     owner: MemberId
-    """The member whose OffsetFetch returns no offset until then."""
+    """The member whose OffsetFetch returns no offset until the source has committed."""
     mark: int | None = field(default=None, metadata=VOLATILE)
     """The offset after the last record served to the source, if known."""
     since_ms: int = field(default=0, metadata=VOLATILE)
@@ -279,7 +283,7 @@ class ConsumerGroup:
     instances: Mapping[str, MemberId] = field(default_factory=dict[str, MemberId], metadata=VOLATILE)
     """Static members by instance id."""
     subscriptions: Mapping[Subscription, int] = field(default_factory=dict[Subscription, int], metadata=VOLATILE)
-    """Number of members with each subscription."""
+    """For each subscription, the number of members with it."""
     patterns: Mapping[str, Pattern] = field(default_factory=dict[str, Pattern], metadata=VOLATILE)
     postponed: str = field(default="", metadata=VOLATILE)
     """A pattern that is resolved with the group's next request. Upstream resolves a pattern after the heartbeat that
@@ -287,7 +291,7 @@ class ConsumerGroup:
     shown: Mapping[tuple[str, Reader], Shown] = field(
         default_factory=dict[tuple[str, Reader], Shown], metadata=VOLATILE
     )
-    """Topics that each pattern shows to each reader, if that is not everything."""
+    """For each pattern and each reader, the topics that the reader may see. Left out if the reader may see all."""
     seen: Cluster | None = field(default=None, compare=False, repr=False, metadata=VOLATILE)
     """The topics that `metadata_hash`, `patterns` and `shown` were last compared with; None before the first
     comparison."""
@@ -310,8 +314,9 @@ class ConsumerGroup:
     """Time by which members of the classic protocol that have joined must fetch their assignment."""
 
     def with_session_deadline(self, member_id: MemberId, deadline_ms: int) -> ConsumerGroup:
-        """Return the same group with one session deadline moved; a heartbeat without news does no more. Writing the
-        slots costs half of what the constructor of a frozen dataclass costs."""
+        """Return the same group with one session deadline moved. A heartbeat without news does only this. Writing the
+        slots costs half as much as the constructor of a frozen dataclass.
+        """
         moved = object.__new__(ConsumerGroup)
         for write, value in zip(_WRITERS, _VALUES(self), strict=True):
             write(moved, value)

@@ -24,7 +24,7 @@ def commit_refusal(
     refusal = _refusal(group, member_id, instance_id, member_epoch)
     speaks_consumer = member is not None and member.classic is None
     if version < FIRST_VERSION_WITH_MEMBER_EPOCH and speaks_consumer and refusal is not ErrorCode.FENCED_INSTANCE_ID:
-        return ErrorCode.UNSUPPORTED_VERSION  # at any epoch: classic members send a generation
+        return ErrorCode.UNSUPPORTED_VERSION  # at any epoch, because classic members send a generation
     return refusal
 
 
@@ -38,7 +38,7 @@ def txn_commit_refusal(group: ConsumerGroup, event: TxnOffsetCommit) -> ErrorCod
 
 
 def stale(group: ConsumerGroup, member_id: MemberId) -> ErrorCode:
-    """Return the error for a member that names another epoch than its own."""
+    """Return the error for a member that names another epoch than its current one."""
     member = group.members.get(member_id)
     speaks_classic = member is not None and member.classic is not None
     return ErrorCode.ILLEGAL_GENERATION if speaks_classic else ErrorCode.STALE_MEMBER_EPOCH

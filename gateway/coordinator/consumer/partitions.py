@@ -22,7 +22,7 @@ def nothing() -> Partitions:
 
 
 def partitions_of(pairs: Iterable[tuple[UUID, Iterable[int]]]) -> Partitions:
-    """Return the set of all these partitions; a topic may come more than once."""
+    """Return the set of all these partitions. A topic may occur several times."""
     found: dict[UUID, frozenset[int]] = {}
     for topic_id, indexes in pairs:
         held = found.get(topic_id, frozenset()).union(indexes)
@@ -69,7 +69,7 @@ def intersection(left: Partitions, right: Partitions) -> Partitions:
 
 
 def meet(left: Partitions, right: Partitions) -> bool:
-    """Return whether a partition is in both."""
+    """Return whether a partition is in both sets."""
     return any(topic_id in right and not indexes.isdisjoint(right[topic_id]) for topic_id, indexes in left.items())
 
 

@@ -15,7 +15,7 @@ BUCKETS = 64
 
 
 class Deadlines(Mapping[MemberId, int]):
-    """Mapping of deadlines, iterated in no particular order."""
+    """A mapping of deadlines. Its order of iteration is not defined."""
 
     __slots__ = ("buckets",)
 
@@ -39,7 +39,7 @@ class Deadlines(Mapping[MemberId, int]):
         return repr(dict(self))
 
     def moved(self, member_id: MemberId, at_ms: int) -> Deadlines:
-        """Return the same deadlines with one set."""
+        """Return the same deadlines with one of them changed."""
         at = hash(member_id) % BUCKETS
         return self._with(at, {**self.buckets[at], member_id: at_ms})
 
@@ -58,7 +58,7 @@ class Deadlines(Mapping[MemberId, int]):
         return [member_id for bucket in self.buckets for member_id, at_ms in bucket.items() if at_ms <= now_ms]
 
     def later(self, by_ms: int) -> Deadlines:
-        """Return the same deadlines, each later."""
+        """Return the same deadlines, all moved to a later time."""
         return self._made(tuple({key: at_ms + by_ms for key, at_ms in bucket.items()} for bucket in self.buckets))
 
     def _with(self, at: int, bucket: dict[MemberId, int]) -> Deadlines:

@@ -22,7 +22,7 @@ class Spread:
     """Distribution of a target that gives every partition of these topics to one of its members."""
 
     counts: Mapping[UUID, int]
-    """Partitions of each topic that all members subscribe to."""
+    """For each topic to which all members subscribe, its number of partitions."""
     sizes: Mapping[MemberId, int]
     """Number of partitions of each member of the target."""
     free: Partitions = field(default_factory=nothing)
@@ -43,7 +43,9 @@ def spread_of(target: Mapping[MemberId, Partitions], counts: Mapping[UUID, int])
 def respread(
     spread: Spread, target: Mapping[MemberId, Partitions], members: Iterable[MemberId]
 ) -> tuple[Spread, dict[MemberId, Partitions]]:
-    """Return the spread over these members, which are those of `spread` and new ones, and the shares that change."""
+    """Return the spread over these members, which are those of `spread` and new ones. Also return the shares that
+    change.
+    """
     sizes = dict(spread.sizes)
     for member_id in members:
         if member_id not in sizes:

@@ -26,7 +26,7 @@ MAX_PATTERN_MEMORY_BYTES = 1 << 20
 
 
 MAX_PATTERN_SHOWN = 249
-"""Characters of a refused pattern that the refusal repeats."""
+"""Number of characters of a refused pattern that the refusal repeats."""
 
 
 class InvalidPatternError(ValueError):

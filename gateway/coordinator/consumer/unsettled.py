@@ -59,7 +59,9 @@ def begun(unsettled: Iterable[Unsettled], generation_id: int, now_ms: int) -> It
 
 
 def owned_by(draft: UnsettledDraft, member_id: MemberId) -> Partitions:
-    """Return the partitions that the member got too early. It has read nothing of them, so it has nothing to drain."""
+    """Return the partitions that the member received too early. It has read no records of these, so it has nothing to
+    drain.
+    """
     if not draft.unsettled:
         return NOTHING
     return partitions_of((each.topic_id, (each.partition,)) for each in draft.unsettled if each.owner == member_id)
@@ -75,7 +77,7 @@ def follow_owners(draft: UnsettledDraft) -> None:
         source = draft.members.get(each.source)
         owner = draft.owners.get(each.topic_id, {}).get(each.partition)
         if source is None or source.classic is None:
-            # A member that has switched to the other protocol is another process.
+            # A member that has switched to the other protocol is a new process.
             _end(draft, each, HandoffEnd.SOURCE_LEFT)
         elif owner == each.source:
             _end(draft, each, HandoffEnd.SUPERSEDED)
@@ -111,7 +113,9 @@ def _give_back(draft: UnsettledDraft, each: Unsettled) -> None:
 
 
 def progressed(draft: UnsettledDraft, event: HandoffProgress) -> bool:
-    """Return whether anything has changed: a source is done, or a client that cannot be asked to retry has read on."""
+    """Return whether anything has changed. Either a source has finished, or a client has continued to read although it
+    cannot be asked to retry.
+    """
     if not draft.unsettled:
         return False
     found = {(each.topic, each.partition, each.source): each for each in event.found}
@@ -136,7 +140,7 @@ def progressed(draft: UnsettledDraft, event: HandoffProgress) -> bool:
 
 
 def expire(draft: UnsettledDraft) -> None:
-    """End the waits that are over: part of a Tick."""
+    """End the waits whose time is over. This is a part of a Tick."""
     kept: list[Unsettled] = []
     for each in draft.unsettled:
         if each.deadline_ms > draft.now_ms:

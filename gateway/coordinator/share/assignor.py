@@ -24,7 +24,7 @@ TopicPartition = tuple[UUID, int]
 @dataclass(frozen=True, slots=True)
 class Reader:
     topic_ids: frozenset[UUID]
-    """Existing topics that the member subscribes to."""
+    """Existing topics to which the member subscribes."""
     last: Partitions
 
 
@@ -60,7 +60,7 @@ def assign(readers: Mapping[MemberId, Reader], counts: Mapping[UUID, int]) -> di
 
 
 def _keep(draft: _Draft) -> None:
-    """Let each member keep partitions of its last assignment, up to its share."""
+    """Let each member keep partitions of its last assignment, up to the size of its share."""
     counts, by_topic, readers_of = draft.counts, draft.by_topic, draft.readers_of
     alike = Counter(reader.topic_ids for reader in draft.readers.values())
     # Shares are fractions of one denominator, since fractions of many take ten times as long to add up.
@@ -111,7 +111,7 @@ def _spread(draft: _Draft) -> None:
 
 
 def _double(draft: _Draft) -> None:
-    """Give each member that still has none a partition with the fewest readers."""
+    """Give each member that still has no partition one with the fewest readers."""
     counts, readers_of = draft.counts, draft.readers_of
     crowds: dict[frozenset[UUID], list[tuple[int, UUID, int]]] = {}
     for member_id in draft.order:

@@ -164,7 +164,7 @@ def expire(group: ShareGroup, now_ms: int) -> Step[ShareGroup]:
 
 
 def _find(group: ShareGroup, event: ShareGroupHeartbeat, settings: ShareSettings) -> ShareMember | None:
-    """Return the member that sends the request; None for one that joins. Raise KafkaError."""
+    """Return the member that sends the request, None for a joining member. Raise KafkaError."""
     member = group.members.get(event.member_id)
     if event.member_epoch == JOIN_EPOCH:
         if member is None and len(group.members) >= settings.max_size:
@@ -209,7 +209,7 @@ def _compare(
     cluster: Cluster,
     facts: list[Fact],
 ) -> ShareGroup:
-    """Raise the epoch if the members want something else now than the target was computed for."""
+    """Raise the epoch if subscriptions have changed since the target was computed."""
     changed = before is None or before.subscribed_topic_names != after.subscribed_topic_names
     target_is_old = group.group_epoch > group.assignment_epoch
     if not changed and not target_is_old and group.seen is not None and group.seen.topics is cluster.topics:

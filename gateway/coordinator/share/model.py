@@ -20,7 +20,7 @@ from gateway.coordinator.machine import ClientRequest, Request
 from protocol.errors import ErrorCode
 
 SIMPLE = "simple"
-"""The only assignor of share groups."""
+"""The name of the only assignor of share groups."""
 
 
 class ShareGroupState(Enum):

@@ -54,7 +54,7 @@ class Range:
     member_id: MemberId | None = None
     """The member that has acquired the range or, if it is ARCHIVING, has rejected it. It is not stored."""
     deadline_ms: int = 0
-    """Time at which the acquisition ends."""
+    """Time at which the acquisition lock expires."""
 
     def __len__(self) -> int:
         return self.last_offset - self.first_offset + 1
@@ -151,19 +151,19 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The member's session has ended."""
+    """An event: the member's session has ended."""
 
     member_id: MemberId
 
 
 @dataclass(frozen=True, slots=True)
 class LocksExpire:
-    """Time has passed."""
+    """An event: acquisition locks may have expired."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLettersSettled:
-    """The dead letters of these offsets are written, or cannot be."""
+    """An event: the dead letters of these offsets have been written, or cannot be written."""
 
     first_offset: int
     last_offset: int
@@ -171,7 +171,7 @@ class DeadLettersSettled:
 
 @dataclass(frozen=True, slots=True)
 class LogStartMoved:
-    """Records below this offset are gone from the log."""
+    """An event: records below this offset have been removed from the log."""
 
     log_start_offset: int
 
@@ -192,7 +192,7 @@ class PartitionStep:
     acquired: tuple[Acquired, ...] = ()
     error: ErrorCode = ErrorCode.NONE
     must_store: bool = False
-    """`durable` of the partition must be in Postgres before the reply is sent."""
+    """True if `durable` of the partition must be stored in Postgres before the reply is sent."""
 
 
 def step(partition: SharePartition, event: PartitionEvent, now_ms: int, settings: PartitionSettings) -> PartitionStep:
@@ -225,7 +225,7 @@ _STORED_AS = {RecordState.ACQUIRED: RecordState.AVAILABLE}
 
 
 def durable(partition: SharePartition) -> SharePartition:
-    """Return the partition as it is read back: no member has acquired anything."""
+    """Return the partition as another coordinator would read it: no member has acquired anything."""
     return _sealed(
         partition.start_offset,
         (
@@ -258,7 +258,7 @@ def _acquire(partition: SharePartition, event: Acquire, now_ms: int, settings: P
         if first_offset > settled_to:
             pieces += _gaps(after, settled_to, first_offset - 1)
         if first_offset >= end_offset:
-            # The batch lies behind a hole that the window ends in.
+            # The batch lies after a hole in which the window ends.
             break
         for each in _between(after, max(first_offset, partition.start_offset), last_offset):
             if each.state is not RecordState.AVAILABLE:
@@ -282,7 +282,7 @@ def _acquire(partition: SharePartition, event: Acquire, now_ms: int, settings: P
             count += len(taken)
         settled_to = max(settled_to, last_offset + 1)
     else:
-        # The whole read range is known: offsets behind the last batch hold no records either.
+        # The whole read range is known, so offsets after the last batch have no records either.
         if event.end_offset > settled_to:
             pieces += _gaps(after, settled_to, event.end_offset - 1)
     if not pieces:
@@ -320,7 +320,7 @@ def _acknowledge(
             return PartitionStep(partition, error=ErrorCode.INVALID_REQUEST)
         acknowledged_to = batch.last_offset
         if batch.last_offset < partition.start_offset:
-            # The log's start or a reset has passed the batch: there is nothing left to acknowledge.
+            # The log start or a reset has passed the batch, so there is nothing left to acknowledge.
             continue
         if batch.last_offset >= partition.end_offset:
             # As in SharePartition.fetchSubMapForAcknowledgementBatch: an empty window has its own code.
@@ -430,7 +430,7 @@ def _between(ranges: tuple[Range, ...], first_offset: int, last_offset: int) -> 
 
 
 def _overlaid(ranges: tuple[Range, ...], pieces: list[Range]) -> Iterable[Range]:
-    """Return the ranges with these pieces in their places; the pieces are in order and each lies within the ranges."""
+    """Return the ranges with these pieces in their places. The pieces are in order, and each lies within the ranges."""
     at = ranges[0].first_offset if ranges else 0
     for piece in pieces:
         if piece.first_offset > at:

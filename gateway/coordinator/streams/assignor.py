@@ -17,11 +17,11 @@ from gateway.coordinator.streams.tasks import NO_TASKS, Task, Tasks
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A member from the assignor's view."""
+    """A member as the assignor sees it."""
 
     process_id: str
     last: Tasks = NO_TASKS
-    """The member's part of the last target."""
+    """The member's part of the last target assignment."""
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class _Lightest:
 
     @property
     def least(self) -> tuple[int, int]:
-        """Return the least load, and the place of its member among all."""
+        """Return the least load, and the position of its member among all members."""
         while True:
             weight, at = self._heap[0]
             weighs = self._weigh(self._loads[at])
@@ -144,7 +144,7 @@ class _LightestProcess:
         heapify(self._heap)
 
     def find_without(self, task: Task, in_process: Mapping[str, set[Task]]) -> _Load | None:
-        """None if every process holds the task."""
+        """Return None if every process holds the task."""
         passed: list[tuple[tuple[int, int], str]] = []
         found: _Load | None = None
         while self._heap and found is None:

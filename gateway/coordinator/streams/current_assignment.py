@@ -17,7 +17,7 @@ from gateway.coordinator.streams.tasks import NO_TASKS, Task, Tasks
 
 @dataclass(frozen=True, slots=True)
 class HeldByOthers:
-    """Tasks that all members but one may own."""
+    """The tasks that all other members may own."""
 
     active: frozenset[Task]
     """Active tasks in any process."""

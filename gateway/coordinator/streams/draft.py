@@ -33,7 +33,7 @@ from gateway.coordinator.streams.tasks import NO_TASKS, Tasks
 from gateway.coordinator.streams.topology import Configured, InvalidTopologyError, StatusCode, Topology, configure
 
 STICKY = "sticky"
-"""The only assignor of streams groups."""
+"""The name of the only assignor of streams groups."""
 
 _FIELDS = Fields(StreamsGroup)
 
@@ -93,7 +93,7 @@ class Draft:
         self.facts.append(fact)
 
     def raise_epoch(self, trigger: Trigger, member_id: MemberId | None = None) -> None:
-        """Raise the group epoch, because the members want something else now than the target was computed for."""
+        """Raise the group epoch, because the members' needs have changed since the target was computed."""
         self.group_epoch += 1
         self.tell(RebalanceBegun(trigger, member_id))
 
@@ -106,7 +106,9 @@ class Draft:
             self._put[member.member_id] = None
 
     def succeed(self, former_id: MemberId, member: StreamsMember) -> None:
-        """Put the member in the place of a static one that left for a while, with its target; no epoch rises."""
+        """Put the member in the place of a static member that has left for a while, and give it the same target. No
+        epoch rises.
+        """
         del self.members[former_id]
         self.put(member)
         if former_id in self.target:
@@ -157,8 +159,9 @@ class Draft:
         return not is_same
 
     def compute_target(self) -> None:
-        """Compute the target anew. Only members whose share differs are written. A member with an older topology can
-        run none of the tasks. `see_topics` has been called, in this step or in that of the last request."""
+        """Compute the target anew. Only members whose share differs are written. A member with an older topology cannot
+        run any of the tasks. The caller must have called `see_topics`, in this step or in the step of the last request.
+        """
         configured = self.configured or Configured()
         shares = dict.fromkeys(self.members, NO_TASKS)
         if configured.is_ready and not self.awaits_members:

@@ -201,8 +201,9 @@ def _updated(member: StreamsMember, event: StreamsGroupHeartbeat) -> StreamsMemb
 def _proceed(
     draft: Draft, event: StreamsGroupHeartbeat, before: StreamsMember | None, member: StreamsMember
 ) -> Step[StreamsGroup]:
-    """Take the member one step on and answer it. `before` is the member as it was, None if it is new; `member` is
-    the member with the values of the request."""
+    """Move the member one step closer to its target and answer it. `before` is the member as it was, None if it is new;
+    `member` is the member with the values of the request.
+    """
     if before is None and not draft.members:
         draft.begin_delay()
         # A group has its first epoch before its first member has raised it, as in Kafka.
@@ -325,8 +326,9 @@ def _leave(
     settings: StreamsSettings,
     cluster: Cluster,
 ) -> Step[StreamsGroup]:
-    """Remove the member. A member that fails for good may ask in its last request that all members shut down. A
-    static member that leaves for a while keeps its tasks, except those it was releasing, and its session goes on."""
+    """Remove the member. A member that fails for good may ask in its last request that all members shut down. A static
+    member that leaves for a while keeps its tasks, except those it was releasing, and its session continues.
+    """
     draft = Draft(group, now_ms, settings, cluster)
     if event.shutdown_application:
         draft.shutdown_by = draft.shutdown_by or member.member_id

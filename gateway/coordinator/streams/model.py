@@ -29,7 +29,7 @@ class StreamsGroupState(Enum):
 
     EMPTY = "Empty"
     NOT_READY = "NotReady"
-    """The topology's topics do not fit."""
+    """The topics that exist do not fit the topology."""
     ASSIGNING = "Assigning"
     RECONCILING = "Reconciling"
     STABLE = "Stable"
@@ -73,7 +73,7 @@ class StreamsMember:
     topology_epoch: int = NO_TOPOLOGY
     user_endpoint: Endpoint | None = None
     client_tags: tuple[tuple[str, str], ...] = ()
-    """Sorted."""
+    """The member's client tags, sorted."""
     member_epoch: int = 0
     previous_member_epoch: int = 0
     state: MemberState = MemberState.STABLE
@@ -116,10 +116,10 @@ class StreamsGroupHeartbeatReply:
     """All tasks that the member may own now. None if they are the same as in the last reply that listed them."""
     status: tuple[tuple[StatusCode, str], ...] = ()
     missing_internal_topics: tuple[TopicInfo, ...] = ()
-    """To be created, each with its number of partitions."""
+    """Internal topics to be created, each with its number of partitions."""
     endpoint_information_epoch: int = 0
     partitions_by_user_endpoint: tuple[EndpointPartitions, ...] | None = None
-    """None if the member knows the group's endpoints already."""
+    """Partitions by endpoint. None if the member already knows the group's endpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class StreamsGroupHeartbeat(ClientRequest[StreamsGroupHeartbeatReply]):
     user_endpoint: Endpoint | None = None
     client_tags: tuple[tuple[str, str], ...] | None = None
     has_source_patterns: bool = False
-    """The member's topology reads topics by regular expression."""
+    """True if the member's topology reads topics by a regular expression."""
     shutdown_application: bool = False
 
     @property

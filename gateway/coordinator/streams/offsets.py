@@ -55,7 +55,7 @@ def _commit_refusal(group: StreamsGroup, event: OffsetCommit, cluster: Cluster) 
         return None
     refusal = _refusal(group, event, cluster)
     if event.version < FIRST_VERSION_WITH_MEMBER_EPOCH and refusal is not ErrorCode.UNKNOWN_MEMBER_ID:
-        return ErrorCode.UNSUPPORTED_VERSION  # at any epoch: classic members send a generation
+        return ErrorCode.UNSUPPORTED_VERSION  # at any epoch, because classic members send a generation
     return refusal
 
 

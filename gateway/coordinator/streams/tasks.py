@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 Task = tuple[str, int]
-"""(subtopology id, partition)."""
+"""A task: (subtopology id, partition)."""
 
 
 @dataclass(frozen=True, slots=True)

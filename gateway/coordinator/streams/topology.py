@@ -39,9 +39,9 @@ class TopicInfo:
 
     name: str
     partitions: int = 0
-    """0: follows from the topology."""
+    """Number of partitions. 0 if it follows from the topology."""
     replication_factor: int = 0
-    """0: the broker's default."""
+    """Replication factor. 0 means the broker's default."""
     topic_configs: tuple[tuple[str, str], ...] = ()
 
 
@@ -76,7 +76,7 @@ class Topology:
 
     @property
     def sources_of(self) -> dict[str, tuple[str, ...]]:
-        """Subtopology → topics that its tasks read, each once."""
+        """Maps each subtopology to the topics that its tasks read, each once."""
         return {each.subtopology_id: tuple(dict.fromkeys(each.sources)) for each in self.subtopologies}
 
 
@@ -102,7 +102,7 @@ class Configured:
     """Result of the comparison. `task_counts` is empty unless the topology is ready to run."""
 
     task_counts: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Subtopology → number of its tasks."""
+    """Maps each subtopology to its number of tasks."""
     missing: tuple[TopicInfo, ...] = ()
     """Internal topics to be created, with their number of partitions."""
     status: StatusCode | None = None
@@ -213,9 +213,9 @@ class _Flow:
     width: int
     """The largest number of partitions among those sources whose number is known; 0 if all are unknown."""
     unknown: int
-    """Number of its sources that are open."""
+    """Number of source topics whose number of partitions is not known yet."""
     sinks: tuple[str, ...]
-    """Open topics that it writes to."""
+    """Topics to which the subtopology writes and whose number of partitions is not known yet."""
 
     @property
     def is_decided(self) -> bool:

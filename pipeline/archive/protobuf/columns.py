@@ -33,7 +33,7 @@ from pipeline.widening import MOST_DIGITS
 MAX_DEPTH = 5
 """Maximal depth of structs within structs whose types come from the schema."""
 _INTEGER, _LONG, _TEXT = IntegerType(), LongType(), StringType()
-# As wide as an integer column can become, so that a column of integers can hold both.
+# Wide enough for every integer, so that a column of integers can have the same type.
 _UNSIGNED = DecimalType(MOST_DIGITS, 0)
 _SCALARS: dict[str, DataType] = {
     **dict.fromkeys(("int32", "sint32", "sfixed32"), _INTEGER),
@@ -45,16 +45,16 @@ _SCALARS: dict[str, DataType] = {
 _WELL_KNOWN: dict[str, DataType | None] = {
     "google.protobuf.Timestamp": TimestampType(),
     "google.protobuf.Duration": _TEXT,
-    # These hold any JSON, so the values themselves decide.
+    # These messages hold any JSON, so the values themselves determine their types.
     **dict.fromkeys((f"google.protobuf.{name}" for name in ("Value", "Struct", "ListValue")), None),
 }
 _WRAPPERS = frozenset(f"google.protobuf.{name}Value" for name in WRAPPED)
 
 
 def columns(types: Types, name: str, path: tuple[str, ...] = ()) -> StructType:
-    """Return the fields of a message whose types the schema says. The values of others are typed as JSON is.
+    """Return the fields of a message whose types the schema determines. All other fields are typed by their JSON.
 
-    Those others are maps, messages that hold any JSON, and messages that lie too deep or within themselves.
+    These are maps, messages that hold any JSON, and messages that are nested too deeply or contain themselves.
     """
     found = [(each.name, _column(types, each, (*path, name))) for each in types.messages[name].fields]
     return StructType([StructField(field, kind) for field, kind in found if kind is not None])
@@ -82,9 +82,8 @@ def _single(types: Types, each: Field, path: tuple[str, ...]) -> DataType | None
 
 
 def as_json(number: Column, payload: Column, schemas: Mapping[int, Types]) -> Column:
-    """Return a struct of `text`, the JSON of what follows a schema's id, and `why`, the reason if it has none.
-
-    Both are null if `number` is none of `schemas`.
+    """Return a struct of `text`, the JSON of the bytes after a schema's id, and `why`, the reason if there is no JSON.
+    Both are null if `schemas` lacks `number`.
     """
     decoders = {each: Decoder(types) for each, types in schemas.items()}
 
@@ -104,6 +103,6 @@ def as_json(number: Column, payload: Column, schemas: Mapping[int, Types]) -> Co
         columns = [pa.array(texts, pa.string()), pa.array(reasons, pa.string())]
         return pa.StructArray.from_arrays(columns, ["text", "why"])
 
-    # Spark's overloads know no function with a type in words.
+    # The type stubs of Spark have no overload for a type given as text.
     make: Any = arrow_udf
     return make(decode, "text string, why string")(number, payload)

@@ -1,8 +1,8 @@
 """Types of Protobuf, read from the text of `.proto` files.
 
 The one idea: values need only messages, their fields and enums, so the parser skips options, services and extensions.
-It looks for no imported file: the caller passes the texts that a schema refers to, and `WELL_KNOWN` holds the types
-that every compiler of Protobuf brings along.
+The parser does not look for imported files: the caller passes the texts to which a schema refers, and `WELL_KNOWN`
+holds the types that every Protobuf compiler includes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Field:
     """Full name of the message or enum; for a map, of the message of its entries."""
     repeated: bool = False
     presence: Literal["implicit", "explicit", "required"] = "explicit"
-    """An absent field with implicit presence has its type's default."""
+    """How an absent field is treated. A field with implicit presence then has its type's default."""
     oneof: str = ""
 
 
@@ -104,9 +104,10 @@ class Types:
 
 
 def parse(text: str, others: Sequence[str] = (), characters: int = MAX_CHARACTERS) -> Types:
-    """Return the types of a schema. `others` are the texts that it refers to. Raise SchemaError.
+    """Return the types of a schema. `others` are the texts to which the schema refers. `characters` limits the length
+    of all texts together.
 
-    `characters` bounds the length of all texts together.
+    Raise SchemaError.
     """
     if len(text) + sum(map(len, others)) > characters:
         raise SchemaError(f"it is longer than {characters:,} characters")
@@ -116,7 +117,7 @@ def parse(text: str, others: Sequence[str] = (), characters: int = MAX_CHARACTER
         _Parser(each, found).file()
     known = _Found()
     _Parser(WELL_KNOWN, known).file()
-    # A registry may hold these types, too. The readers of their values rely on the fields declared here.
+    # A registry may also have these types. The readers of their values rely on the fields that are declared here.
     messages, enums = found.messages | known.messages, found.enums | known.enums
     if not top:
         raise SchemaError("it declares no message")
@@ -168,7 +169,9 @@ class _Parser:
             at = token.end()
 
     def file(self) -> list[str]:
-        """Read all declarations. Return the full names of the messages that lie in no other, in order."""
+        """Read all declarations. Return the full names of the messages that are not nested in another message, in
+        order.
+        """
         scope, top = "", list[str]()
         while self._next < len(self._tokens):
             match self._take():
@@ -273,7 +276,7 @@ class _Parser:
             elif word != ";":
                 self._next -= 1
                 symbol, number = self._numbered()
-                # If two names have one number, the first name counts.
+                # If two names have the same number, the first name is used.
                 values.setdefault(number, symbol)
         self._found.enums[name] = values
 
@@ -305,7 +308,7 @@ class _Parser:
         return full
 
     def _skip_statement(self) -> None:
-        """Skip what is left of a statement. A semicolon within brackets does not end it."""
+        """Skip the rest of a statement. A semicolon within brackets does not end it."""
         depth = 0
         while (word := self._take()) != ";" or depth:
             depth += (word in "{[") - (word in "}]")

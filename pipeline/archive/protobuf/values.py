@@ -2,7 +2,7 @@
 
 The one idea: the JSON has each field under its own name, and numbers as numbers, so that it can be typed as any JSON.
 Fields that the schema lacks make a value unreadable, because its JSON would lose them. Every length is checked before
-it is used. A value becomes at most `MAX_PARTS` pieces of JSON, because a few bytes may stand for many defaults.
+it is used. A value may yield at most `MAX_PARTS` pieces of JSON, because a few bytes may expand to many default values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_DEPTH = 100
 """Maximal depth of messages within messages, as in Protobuf's own libraries."""
 MAX_PARTS = 1_000_000
 MAX_TEXT_CHARACTERS = 16 * 1024 * 1024
-"""Length of a value's JSON; Spark holds no larger variant."""
+"""Maximal length of a value's JSON. Spark cannot hold a longer variant."""
 MAX_INDEXES = 32
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _WELL_KNOWN = "google.protobuf."
@@ -30,7 +30,7 @@ _FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
 _NANOS = 10**9
 WRAPPED = ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 """Names, without the suffix `Value`, of the messages whose only field is a scalar."""
-# Between these, text without an exponent and with the fewest digits names a float exactly.
+# Between these limits, a float is exactly represented by its shortest decimal text without an exponent.
 _LEAST_PLAIN, _MOST_PLAIN = 1e-3, 1e7
 _quoted = JSONEncoder(ensure_ascii=False).encode
 
@@ -42,7 +42,7 @@ class UnreadableError(ValueError):
 def read_indexes(raw: bytes) -> tuple[list[int], int]:
     """Return the path of indexes that a registry's serializer writes before a message, and their length in bytes.
 
-    A single zero stands for the first message. UnreadableError if they end too early.
+    A single zero means the first message. Raise UnreadableError if the value ends within the path.
     """
     count, at = _zigzag(raw, 0)
     if not 0 <= count <= MAX_INDEXES:
@@ -55,7 +55,7 @@ def read_indexes(raw: bytes) -> tuple[list[int], int]:
 
 
 class Decoder:
-    """Decodes values of one schema. `parts` and `characters` bound the JSON of a value."""
+    """Decodes values of one schema. `parts` and `characters` limit the JSON of a value."""
 
     def __init__(self, types: Types, parts: int = MAX_PARTS, characters: int = MAX_TEXT_CHARACTERS) -> None:
         self._types, self._parts, self._characters = types, parts, characters
@@ -63,7 +63,7 @@ class Decoder:
         self._left = 0
 
     def json(self, raw: bytes) -> str:
-        """Return the JSON of what follows a schema's id: message indexes, then a message. Raise UnreadableError."""
+        """Return the JSON of the bytes after a schema's id: message indexes, then a message. Raise UnreadableError."""
         path, at = read_indexes(raw)
         name = self._types.at(path)
         if name is None:
@@ -166,7 +166,7 @@ class Decoder:
             other.number for other in declared if each.oneof and other.oneof == each.oneof and other is not each
         )
         if each.kind in ("message", "map"):
-            # A map's entry always has a value, even if the entry's bytes are empty.
+            # An entry of a map always has a value, even if the entry's bytes are empty.
             default = "" if is_entry else None
             return _Slot(each, _LENGTH, _nothing, default, siblings)
         if each.kind == "enum":
@@ -184,7 +184,7 @@ class Decoder:
 
 @dataclass(slots=True)
 class _Held:
-    """The fields of a message so far, by number: JSON of scalars, bytes of messages, JSON of maps."""
+    """The fields of a message that were read so far, by number: JSON of scalars, bytes of messages, JSON of maps."""
 
     texts: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
     messages: dict[int, list[bytes]] = field(default_factory=dict[int, list[bytes]])
@@ -290,7 +290,9 @@ def _double(content: int | bytes) -> str:
 
 
 def _float(content: int | bytes) -> str:
-    """Return the number with the fewest digits that name this float, or exactly, if it needs an exponent."""
+    """Return the shortest decimal number that identifies this float. If that needs an exponent,
+    return the exact value.
+    """
     raw = _bytes(content)
     (number,) = struct.unpack("<f", raw)
     if not isfinite(number):
@@ -339,7 +341,7 @@ _SCALARS: Mapping[str, tuple[int, _Convert, str]] = {
 def _timestamp(texts: Mapping[str, str]) -> str:
     seconds, nanos = int(texts["seconds"]), int(texts["nanos"])
     if not _FIRST_SECOND <= seconds <= _LAST_SECOND or not 0 <= nanos < _NANOS:
-        # The value fits no timestamp column, so it is rescued.
+        # No timestamp column can hold this value, so the value is rescued.
         return f'{{"seconds":{seconds},"nanos":{nanos}}}'
     return f'"{(_EPOCH + timedelta(seconds=seconds)).isoformat()}{_fraction(nanos)}Z"'
 

@@ -111,7 +111,8 @@ class AiokafkaMember(Member, aiokafka.abc.ConsumerRebalanceListener):
 
     async def on_partitions_revoked(self, revoked: set[aiokafka.TopicPartition]) -> None:
         if self.options.commit == "revoke" and revoked:
-            # A revocation between a poll and the processing of its records must count those records as processed.
+            # If a revocation happens between a poll and the processing of its records, the member must count those
+            # records as processed.
             await self.consumer.commit()
         self.gave_up(_partitions(revoked))
 
@@ -131,7 +132,7 @@ class AiokafkaMember(Member, aiokafka.abc.ConsumerRebalanceListener):
 
     async def _leave(self) -> None:
         if self.options.commit == "revoke":
-            # aiokafka runs no callback when it closes.
+            # When aiokafka closes it calls no callback.
             await self.consumer.commit()
         await self.consumer.stop()
 
@@ -204,7 +205,7 @@ class AiokafkaTransactionalProducer(AiokafkaProducer, TransactionalProducer):
             raise ProducerFencedError(repr(error)) from error
 
     def close(self) -> None:
-        # aiokafka raises the error that ended the producer once more.
+        # aiokafka raises the error that ended the producer a second time.
         with contextlib.suppress(KafkaError):
             super().close()
 
@@ -446,7 +447,7 @@ class Aiokafka(Client):
 
 
 def _raise_errors(outcomes: Sequence[Sequence[Any]]) -> None:
-    """Raise the first error of rows that consist of name, code, and perhaps a message."""
+    """Raise the first error in a list of rows. A row consists of name, code, and perhaps a message."""
     for _name, code, *message in outcomes:
         if code:
             raise for_code(code)(*message)

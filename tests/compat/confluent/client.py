@@ -85,7 +85,7 @@ class ConfluentMember(Member):
 
     def protocol(self) -> dict[str, str | int]:
         if self.options.assignor == UNIFORM:
-            # Asking for the coordinator's assignor selects the consumer protocol (KIP-848).
+            # Requesting an assignor of the coordinator selects the consumer protocol (KIP-848).
             return {"group.protocol": "consumer", "group.remote.assignor": UNIFORM}
         return {
             "partition.assignment.strategy": self.options.assignor,
@@ -135,7 +135,7 @@ class ConfluentMember(Member):
 
 
 class ServerSideMember(ConfluentMember):
-    """A member of the consumer protocol. The broker decides the assignor and the session timeout."""
+    """A member of the consumer protocol. The broker determines the assignor and the session timeout."""
 
     def protocol(self) -> dict[str, str | int]:
         return {"group.protocol": "consumer"}
@@ -177,7 +177,7 @@ class ConfluentProducer(Producer):
                 timestamp=record.timestamp_ms or 0,
                 on_delivery=lambda error, message, index=index: report(index, error, message),
             )
-        # Do not use flush: it continues to call back after a fatal error, and crashes.
+        # Do not use flush: after a fatal error it still calls callbacks, and then crashes.
         deadline = time.monotonic() + SEND_SECONDS
         while unsent := len(records) - len(acknowledged) - len(failures):
             assert time.monotonic() < deadline, f"{unsent} records were not acknowledged in {SEND_SECONDS:.0f} s"
@@ -195,7 +195,7 @@ class ConfluentTransactionalProducer(ConfluentProducer, TransactionalProducer):
         extra: dict[str, str | int] = {
             "transactional.id": transactional_id,
             "transaction.timeout.ms": timeout_ms,
-            # After a rebootstrap librdkafka sends a transaction's offsets to a broker that it has abandoned, for ever.
+            # After a rebootstrap librdkafka keeps sending a transaction's offsets to a broker that it has abandoned.
             "metadata.recovery.strategy": "none",
         }
         super().__init__(bootstrap, "none", True, extra)
@@ -224,7 +224,7 @@ class ConfluentTransactionalProducer(ConfluentProducer, TransactionalProducer):
             self._producer.abort_transaction(TRANSACTION_SECONDS)
 
     def close(self) -> None:
-        # librdkafka raises the error that ended the producer once more.
+        # librdkafka raises the error that ended the producer a second time.
         with contextlib.suppress(KafkaException):
             super().close()
 
@@ -332,7 +332,7 @@ class Confluent(Client):
 
     def member(self, options: MemberOptions, journal: Journal, failures: list[str]) -> Member:
         if options.assignor == UNIFORM:
-            # The assignor is not one of the classic protocol's, through which scenarios iterate.
+            # Scenarios iterate over the assignors of the classic protocol. This assignor is not one of them.
             return ConfluentMember(options, journal, failures, self.bootstrap)
         return super().member(options, journal, failures)
 
@@ -417,11 +417,11 @@ class Confluent(Client):
         return {1: {}}
 
     def close(self) -> None:
-        """The admin client closes when it is garbage-collected."""
+        """Do nothing: librdkafka closes the admin client when it is garbage-collected."""
 
 
 def _one(futures: Mapping[Any, Future[Any]]) -> Any:
-    """Return the result of the only request. It raises KafkaException."""
+    """Return the result of the only request, or raise its KafkaException."""
     (future,) = futures.values()
     return future.result(ADMIN_SECONDS)
 

@@ -1,7 +1,7 @@
 """Kafka Connect against the broker of COMPAT_BOOTSTRAP: a file into a topic and the topic into a file.
 
-Scenarios are JSON lines on stdout. The one idea: the output file judges the workers. It must contain each input line
-exactly once, through restarts of the workers.
+Scenarios are JSON lines on stdout. The one idea: the output file shows whether the workers are correct. It must contain
+each input line exactly once, also after restarts of the workers.
 """
 
 from __future__ import annotations
@@ -70,14 +70,16 @@ class Scene:
         return {f"{self.name}-source": source, f"{self.name}-sink": {**sink, "tasks.max": "1"}}
 
     def files(self) -> list[Path]:
-        """Return the connectors' configuration files for a standalone worker."""
+        """Return the configuration files of the connectors for a standalone worker."""
         return [
             write_properties(self._directory / f"{name}.properties", {"name": name, **config})
             for name, config in self.connectors().items()
         ]
 
     def put_connectors(self, worker: Worker) -> None:
-        """Create the connectors, and retry, because a worker that has just joined may still look for its leader."""
+        """Create the connectors. Try again after an error, because a worker that has just joined may not know its
+        leader yet.
+        """
         for name, config in self.connectors().items():
             eventually(
                 lambda name=name, config=config: worker.accepts(f"/connectors/{name}/config", config),
@@ -92,7 +94,7 @@ class Scene:
             file.write("".join(f"{line}\n" for line in lines))
 
     def await_lines(self, workers: list[Worker]) -> None:
-        """Wait until all lines have arrived. Each must have arrived once."""
+        """Wait until the output file has all lines. Each line must be there once."""
 
         def lines() -> list[str]:
             return self.came.read_text().splitlines() if self.came.exists() else []
@@ -105,7 +107,7 @@ class Scene:
         assert sorted(lines()) == sorted(self._sent), f"{len(lines())} lines came of {len(self._sent)}, {twice} twice"
 
     def await_any(self) -> None:
-        """Wait until one of the last lines is in the topic, committed or not."""
+        """Wait until the topic contains one of the last lines, committed or not."""
         before, written = self._ended, len(self._sent)
         eventually(lambda: self._ends() > before, lambda: f"none of {written} lines was read")
         self._ended = self._ends()
@@ -116,7 +118,7 @@ class Scene:
         return sum(found.result().offset for found in asked.values())
 
     def await_records(self, worker: Worker) -> None:
-        """Wait until all lines are in the topic and committed. Each must be there once."""
+        """Wait until the topic contains all lines, committed. Each line must be there once."""
         found: list[str] = []
         consumer = Consumer(
             {"bootstrap.servers": self.bootstrap, "group.id": "none", "isolation.level": "read_committed"}
@@ -162,13 +164,15 @@ def distributed(scene: Scene) -> None:
     scene.await_lines([worker])
     worker.stop()
     scene.write()
-    # Connectors, offsets and all else come from the internal topics.
+    # Connectors, offsets and all other state are read from the internal topics.
     worker.start()
     scene.await_lines([worker])
 
 
 def two_workers(scene: Scene) -> None:
-    """Two workers share connectors and tasks. One stops in order, and the other continues with all of them."""
+    """Two workers share connectors and tasks. One of them stops in order, and the other one
+    continues with all tasks.
+    """
     first, second = scene.distributed(), scene.distributed()
     first.start()
     second.start()

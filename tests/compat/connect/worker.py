@@ -22,8 +22,7 @@ _STRINGS = "org.apache.kafka.connect.storage.StringConverter"
 
 
 class Worker:
-    """`kind` is Standalone or Distributed. The class supplies the settings that both need; `settings` are the worker's
-    own."""
+    """`kind` is Standalone or Distributed. This class adds the settings that every worker needs to `settings`."""
 
     def __init__(
         self, libraries: Path, directory: Path, kind: str, bootstrap: str, settings: Mapping[str, str]
@@ -70,7 +69,7 @@ class Worker:
         return True
 
     def ask(self, path: str, body: Mapping[str, object] | None = None) -> Any:
-        """Send GET, or PUT if there is a body. AssertionError with the worker's message if it refuses."""
+        """Send GET, or PUT if there is a body. If the worker refuses, raise AssertionError with its message."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self._port}{path}",
             data=None if body is None else json.dumps(body).encode(),
@@ -94,7 +93,7 @@ class Worker:
 
     @property
     def address(self) -> str:
-        """Address by which the group knows this worker."""
+        """Address by which other workers reach this worker."""
         return f"127.0.0.1:{self._port}"
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:

@@ -1,9 +1,11 @@
-"""Partitions are drained before they move, with stock clients of each language on either side.
+"""Stock clients of each language take both roles in a drained handoff, in which the old owner commits before the
+partition moves.
 
-`to-…`: librdkafka is the source, and commits when a scenario finishes its work. The target, in that language, receives
-no partition before that, and continues at the committed offset. `from-…`: the source is in that language and the target
-is librdkafka. Java's source commits late, by itself. `among-…`: both are in that language and commit by their default.
-No record is delivered to two members, and no member waits for the handoff's deadline.
+`to-…`: librdkafka is the source, and commits when a scenario finishes its work. The target is in the named language. It
+receives no partition before that commit, and continues at the committed offset. `from-…`: the source is in the named
+language and the target is librdkafka. A Java source commits late, by auto-commit. `among-…`: both are in the named
+language and commit as their default settings say. No record is delivered to two members, and no member waits for the
+handoff's deadline.
 """
 
 from __future__ import annotations
@@ -35,26 +37,29 @@ PARTITIONS = 4
 MOVING = PARTITIONS // 2
 ROUNDS = 20
 HANDOFF_MS = 300_000
-"""How long a handoff may wait: longer than a scenario, so that no slow machine forces one. `_forced` counts those that
-were."""
+"""How long a handoff may wait. It is longer than a scenario, so that a slow machine does not force a handoff. `_forced`
+counts forced handoffs.
+"""
 SCRAPE_SECONDS = 60.0
 VERSION_SECONDS = 60.0
 BETWEEN_GENERATIONS = frozenset(
     {KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH}
 )
-"""Errors after which a commit is repeated: the work is done, even if another member owns the partition by then."""
+"""Errors after which a commit is repeated, because the work is done even if another member owns the
+partition by then.
+"""
 EAGER, COOPERATIVE, NEWEST = "range", "cooperative-sticky", SERVER_SIDE
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """`kind` says how a member's options reach its program: by variables, or as JSON."""
+    """A language of members. `kind` says how a member's options reach its program: by variables, or as JSON."""
 
     suite: str
     kind: str
     assignors: tuple[str, ...]
     beside_librdkafka: bool = True
-    """True if one of the language's assignors has the name of one of librdkafka's."""
+    """True if one of the language's assignors has the same name as one of librdkafka's."""
 
 
 LANGUAGES: Mapping[str, Language] = {
@@ -72,7 +77,9 @@ LANGUAGES: Mapping[str, Language] = {
 
 
 class JsonChild(Child):
-    """A program that receives its options as JSON. Go's program reports on stdout, and ends when its stdin does."""
+    """A program that receives its options as JSON. The Go program reports on stdout, and ends when
+    its stdin is closed.
+    """
 
     def __init__(self, kind: str, command: Sequence[str], bootstrap: str, options: MemberOptions, journal: Journal):
         self.name, self.journal, self._kind = options.name, journal, kind
@@ -130,7 +137,7 @@ class Pooled(ConfluentMember):
             if refused.args[0].code() not in BETWEEN_GENERATIONS:
                 raise
         else:
-            # A second commit of the same work would take back what another member has committed since.
+            # A second commit of the same records would overwrite what another member has committed since.
             self.done.clear()
             self._due.clear()
             self._finished.set()
@@ -163,7 +170,7 @@ def _librdkafka(assignor: str) -> str:
 
 
 def _counted(name: str) -> dict[str, float]:
-    """Return the counter's values by its one label."""
+    """Return the values of a counter by its one label."""
     with urllib.request.urlopen(os.environ["COMPAT_METRICS"], timeout=SCRAPE_SECONDS) as answer:
         lines = answer.read().decode().splitlines()
     samples = (line.rpartition(" ") for line in lines if line.startswith(f"sluice_{name}"))
@@ -183,7 +190,7 @@ def _drained() -> float:
 
 
 def _given_to_two(journal: Journal) -> set[tuple[str, int, int]]:
-    """Return the records that more than one member received."""
+    """Return the records that were delivered to more than one member."""
     to: dict[tuple[str, int, int], set[str]] = {}
     for line in journal.path.read_text().splitlines():
         entry = json.loads(line)
@@ -197,7 +204,7 @@ def _given_to_two(journal: Journal) -> set[tuple[str, int, int]]:
 
 @dataclass(slots=True)
 class Stage:
-    """A group in mode `drain` that two members will share, its topic's records, and its delivery log."""
+    """A group in mode `drain` that two members will share, with its topic, records and delivery log."""
 
     run: Run
     assignor: str
@@ -290,7 +297,7 @@ def _among(run: Run, language: str, assignor: str) -> None:
 
 
 class Drained(Confluent):
-    """librdkafka creates topics and records. The version names all clients."""
+    """The client of this suite. librdkafka creates topics and records. The version lists all clients."""
 
     @staticmethod
     def version() -> str:

@@ -55,10 +55,10 @@ LEAVE_GROUP = 13
 ADMIN_TIMEOUT_MS = 15_000
 POLL_MS = 100
 # kafka-python drops a JoinGroup's answer if its poll ends while the request is parked and the rejoin came from changed
-# topics or metadata. The member then sends no heartbeat until its session has expired, and may not return. In such
-# scenarios a poll must outlast a rebalance, and thus the poll in which another member waits. Only the leader watches
-# metadata, so it polls longer than the other members. A member that has changed its topics polls longer than the
-# leader.
+# topics or metadata. The member then sends no heartbeat until its session has expired, and may not return. In scenarios
+# with such rejoins a poll must last longer than a rebalance, and so longer than another member's poll. Only the leader
+# watches metadata, so it polls longer than the other members. A member that has changed its topics polls longer than
+# the leader.
 PATIENT_POLL_MS = 2000
 CHANGED_POLL_MS = 5000
 
@@ -115,8 +115,8 @@ class KafkaPythonMember(Member, kafka.ConsumerRebalanceListener):
         except FencedInstanceIdError as error:
             raise FencedError(str(error)) from error
         except KafkaConnectionError:
-            # poll raises this if the broker stays away for longer than the library looks for a coordinator, about five
-            # seconds. An application polls again.
+            # poll raises this if the broker is away for more than about five seconds, for which the library looks for a
+            # coordinator. An application polls again.
             return
 
     def _patience_ms(self) -> int:
@@ -128,8 +128,8 @@ class KafkaPythonMember(Member, kafka.ConsumerRebalanceListener):
 
     def close(self) -> None:
         if self._leave_version is not None:
-            # The library decides by what it has learnt of each connection. The connection to the coordinator exists by
-            # now.
+            # The library decides from the API versions of each connection. By now the connection to the coordinator
+            # exists.
             manager = self.consumer._client._manager
             for known in (manager, *manager._conns.values()):
                 versions = known.broker_version_data
@@ -138,14 +138,16 @@ class KafkaPythonMember(Member, kafka.ConsumerRebalanceListener):
 
 
 class CommitInRevoke(AsyncConsumerRebalanceListener):
-    """Commit when partitions are revoked. The library refuses to block in a callback, hence the asynchronous
-    listener."""
+    """A rebalance listener that commits when partitions are revoked. The library refuses to block in a callback, so the
+    listener is asynchronous.
+    """
 
     def __init__(self, member: KafkaPythonMember) -> None:
         self._member = member
 
     async def on_partitions_revoked(self, revoked: set[kafka.TopicPartition]) -> None:
-        # A cooperative member has already forgotten its positions in revoked partitions, so the commit names them.
+        # A cooperative member has already forgotten its positions in revoked partitions. So the commit lists the
+        # positions.
         positions = self._member.uncommitted(_partitions(revoked))
         if positions:
             await self._member.consumer.commit_async(_offsets(positions))
@@ -221,7 +223,7 @@ def _telling_fenced() -> Iterator[None]:
     try:
         yield
     except KafkaError as error:
-        # Once the producer has failed for good, the library's exception has the reason among its arguments.
+        # If the producer has failed for good, the library's exception has the reason among its arguments.
         if any(isinstance(reason, ProducerFenced) for reason in (error, *error.args)):
             raise ProducerFencedError(repr(error)) from error
         raise

@@ -1,4 +1,4 @@
-"""kcat behind the interface of `tests.compat.python.client`: a process per member, producer and read.
+"""kcat behind the interface of `tests.compat.python.client`: each member, producer and read is a process.
 
 confluent-kafka creates topics and looks up committed offsets; kcat produces and consumes.
 """
@@ -45,7 +45,7 @@ _queried = re.compile(r"\[\d+\] offset (-?\d+)")
 
 
 class KcatMember(Member):
-    """`kcat -G`. Its stdout shows the records, its stderr the rebalances."""
+    """A member, `kcat -G`. Its stdout shows the records, and its stderr shows the rebalances."""
 
     def __init__(self, options: MemberOptions, journal: Journal, failures: list[str], bootstrap: str) -> None:
         super().__init__(options, journal, failures)
@@ -118,8 +118,8 @@ class KcatMember(Member):
     def _take(self) -> None:
         """Read what arrived on both pipes.
 
-        The pipes have no common order, except that a record belongs to an owner. stdout is read first, so that all
-        assignments printed before a record are known when the record is processed.
+        The two pipes have no common order, except that an assignment precedes its records. stdout is read first, so
+        that all assignments printed before a record are known when the record is processed.
         """
         assert self.process is not None
         records = [line.split() for line in self._lines("stdout", self.process.stdout)]
@@ -162,7 +162,7 @@ class KcatMember(Member):
 
 
 class KcatChild(Child):
-    """A member whose kcat is killed or stopped; the thread that reads from it stays."""
+    """A member whose kcat process is killed or stopped. The thread that reads from the process continues."""
 
     def __init__(self, member: KcatMember) -> None:
         self.name, self.journal, self.member = member.options.name, member.journal, member
@@ -187,8 +187,8 @@ class KcatChild(Child):
 class KcatProducer(Producer):
     """A producer that runs one `kcat -P` per partition for plain values, and one per record for other records.
 
-    No process is kept for later values, because kcat prints acknowledgements only when it receives more input, or its
-    end.
+    No process is kept for later values, because kcat prints acknowledgements only after more input or at the end of its
+    input.
     """
 
     def __init__(self, bootstrap: str, compression: str, idempotent: bool) -> None:
@@ -252,7 +252,7 @@ class KcatReader(Reader):
         self._next = "beginning"
 
     def read(self, count: int, seconds: float = READ_SECONDS) -> list[tuple[int, Record]]:
-        """Return what is in the log. kcat waits for no later record, and ends at the end of the log."""
+        """Return the records in the log. kcat ends at the end of the log and does not wait for later records."""
         position = ("-t", self._topic, "-p", str(self._partition), "-o", self._next)
         out = self._run(*("-C", *position, "-c", str(count), "-e", "-q", "-f", "%o %T %K %S %h\\n%k%s\\n"))
         found = list(_parse(out))
@@ -288,7 +288,7 @@ class KcatReader(Reader):
         return int(found[1])
 
     def close(self) -> None:
-        """Do nothing: the reader holds no process between reads."""
+        """Do nothing: no process exists between two reads."""
 
 
 class Kcat(Confluent):
@@ -299,7 +299,7 @@ class Kcat(Confluent):
     sets_timestamps = False
     changes_topics = False
     ends_with_topic = "it ends when one of its topics is deleted, also with -E"
-    # When kcat is stopped, it commits the record that it is about to print, and does not print it.
+    # If kcat is stopped, it commits the record that it was about to print, but does not print it.
     drops_when_stopped = True
     no_admin = "it has no admin commands"
     no_transactions = "it makes one transaction of all that it is given, and can neither abort it nor leave it open"
@@ -333,8 +333,9 @@ def _is_line(record: Record) -> bool:
 
 @contextlib.contextmanager
 def _value_of(record: Record) -> Iterator[tuple[list[str], bytes]]:
-    """Yield arguments and stdin that make kcat send this key and value. A null is an empty line; any other value is a
-    file."""
+    """Yield the arguments and the stdin with which kcat sends this key and value. An empty line means null; any other
+    value is a file.
+    """
     key = (record.key or b"").decode()
     if record.value is None:
         yield ["-Z", "-K:"], f"{key}:\n".encode()

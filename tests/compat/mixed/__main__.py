@@ -2,8 +2,8 @@
 joining first. In further scenarios members of one language change to the consumer protocol one by one, and back.
 
 The leader assigns with its own language's sticky assignor, from the ownership that the others claim. Retained
-partitions stay unrevoked only if all clients read each other's bytes alike, because the gateway passes these bytes on
-unread.
+partitions stay unrevoked only if all clients parse each other's bytes in the same way, because the gateway forwards
+these bytes without parsing them.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def _register(languages: list[str]) -> None:
 
 
 def _migrate(run: Run, language: str, assignor: str) -> None:
-    """Upgrade an application from the classic to the consumer protocol by a rolling restart, and back, while records
-    flow."""
+    """Upgrade an application by a rolling restart from the classic to the consumer protocol, and back, while records
+    flow.
+    """
     topic, group = run.topic(PARTITIONS), run.group()
     journal, view = run.journal(topic, PARTITIONS, cooperative=assignor == "cooperative-sticky")
     feed = run.feed(topic, range(PARTITIONS))
@@ -85,7 +86,7 @@ def _register_migration(language: str, assignor: str) -> None:
 
 
 class Mixed(Confluent):
-    """librdkafka creates topics and records. The version names all clients."""
+    """The client of this suite. librdkafka creates topics and records. The version lists all clients."""
 
     @staticmethod
     def version() -> str:

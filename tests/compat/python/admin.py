@@ -66,7 +66,7 @@ def _admin_of(run: Run) -> Client:
 
 
 def _refused(attempt: Callable[[], None], *words: str) -> None:
-    """Assert that the attempt fails, and that the error's text, of any class, contains all the words."""
+    """Assert that the attempt fails with an error of any class whose text contains all the words."""
     refusal: Exception | None = None
     try:
         attempt()

@@ -16,7 +16,9 @@ CHILD_SECONDS = 30.0
 
 
 class Child(ABC):
-    """`name` is the member's. The `journal` records the end of its ownership when the member cannot."""
+    """A member's process. `name` is the member's name. The `journal` records the end of its ownership if the member
+    itself cannot.
+    """
 
     name: str
     journal: Journal
@@ -36,7 +38,7 @@ class Child(ABC):
         self.journal.killed(self.name)
 
     def freeze(self) -> None:
-        """Send SIGSTOP: the process keeps its connections open, and answers on none of them."""
+        """Send SIGSTOP: the process keeps its connections open, but no longer responds."""
         self.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
         self.journal.killed(self.name)
@@ -51,7 +53,7 @@ class Child(ABC):
 
 
 class ProgramChild(Child):
-    """A suite's program that runs as one member until SIGTERM. It writes to the delivery log itself."""
+    """A suite's program that runs as one member until SIGTERM. The program itself writes to the delivery log."""
 
     def __init__(self, command: Sequence[str], bootstrap: str, options: MemberOptions, journal: Journal) -> None:
         self.name, self.journal = options.name, journal

@@ -32,11 +32,11 @@ class UnsupportedError(Exception):
 
 
 class FencedError(Exception):
-    """Another member took the static member's name: FENCED_INSTANCE_ID."""
+    """Another member uses the instance id now: FENCED_INSTANCE_ID."""
 
 
 class ProducerFencedError(Exception):
-    """Another producer took the transactional id: PRODUCER_FENCED, or the INVALID_PRODUCER_EPOCH of older versions."""
+    """Another producer uses the transactional id now: PRODUCER_FENCED, or INVALID_PRODUCER_EPOCH in older versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class Record:
 
 
 class Member(ABC, threading.Thread):
-    """A consumer on a thread of its own. It polls until it is stopped, then closes in order, LeaveGroup included.
+    """A consumer on a thread of its own. It polls until it is stopped.
 
-    `failures` receives the error that ended it. `fenced` is set if another member took its static name, which is a
-    failure unless it `expects_fencing`.
+    Then it leaves the group and closes. `failures` receives the error that ended the member. `fenced` is set if another
+    member took over its instance id. That is a failure unless the member `expects_fencing`.
     """
 
     def __init__(self, options: MemberOptions, journal: Journal, failures: list[str]) -> None:
@@ -81,7 +81,8 @@ class Member(ABC, threading.Thread):
             self.fenced.set()
             if not self.expects_fencing:
                 self.failures.append(f"{self.name}: {error!r}")
-        except Exception as error:  # This is the thread's last frame, so any exception belongs to the scenario.
+        # This is the thread's outermost function, so any exception is a failure of the scenario.
+        except Exception as error:
             self.failures.append(f"{self.name}: {error!r}")
         finally:
             self.journal.closed(self.name)
@@ -90,7 +91,7 @@ class Member(ABC, threading.Thread):
         self._stop_requested.set()
 
     def stop(self) -> None:
-        """Close in order. AssertionError if that takes too long."""
+        """Leave the group and close. Raise AssertionError if that takes too long."""
         self.request_stop()
         self.join(STOP_SECONDS)
         assert not self.is_alive(), f"{self.name} did not close in {STOP_SECONDS:.0f} s"
@@ -102,7 +103,7 @@ class Member(ABC, threading.Thread):
     # --- reports of callbacks and polls -----------------------------------------------------------------------
 
     def now_owns(self, partitions: set[Partition]) -> None:
-        """Record an assignment, from a callback that names all assigned partitions."""
+        """Record an assignment. This is for a callback that names all assigned partitions."""
         self.gained(partitions - self.owned)
 
     def gained(self, partitions: set[Partition]) -> None:
@@ -120,7 +121,7 @@ class Member(ABC, threading.Thread):
             self.journal.revoked(self.name, held)
 
     def uncommitted(self, partitions: set[Partition]) -> dict[Partition, int]:
-        """Return positions to commit when `partitions` are about to be revoked."""
+        """Return the positions to commit when `partitions` are about to be revoked."""
         return {partition: self.positions[partition] for partition in partitions if partition in self.positions}
 
     def processed(self, topic: str, partition: int, offset: int) -> None:
@@ -146,8 +147,9 @@ class Member(ABC, threading.Thread):
 class Producer(ABC):
     @abstractmethod
     def send(self, topic: str, records: Sequence[tuple[int, Record]]) -> list[int]:
-        """Send records to partitions, wait until all are acknowledged, and return their offsets. Raise the library's
-        errors."""
+        """Send records to partitions, wait until all are acknowledged, and return their offsets. The library's errors
+        are raised.
+        """
 
     @abstractmethod
     def close(self) -> None: ...
@@ -177,7 +179,7 @@ class TransactionalProducer(Producer):
 
     @abstractmethod
     def send_offsets(self, reader: GroupReader, group: str, positions: Mapping[Partition, int]) -> None:
-        """Commit with this transaction where the reader's group will continue."""
+        """Commit offsets in this transaction: the positions at which the reader's group will continue."""
 
     @abstractmethod
     def commit(self) -> None: ...
@@ -208,7 +210,7 @@ class Reader(ABC):
 
     @abstractmethod
     def offset_at(self, timestamp_ms: int) -> int | None:
-        """Return the offset of the first record with at least this timestamp."""
+        """Return the offset of the first record whose timestamp is at least this one."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -226,7 +228,7 @@ class Client(ABC):
     """Values of `MemberOptions.commit` that the library supports."""
 
     null_headers = True
-    """True if its producer accepts headers without a value."""
+    """True if the client's producer accepts headers without a value."""
 
     empty_values = True
     """True if the client's producer distinguishes empty keys and values from null ones."""
@@ -243,13 +245,13 @@ class Client(ABC):
     flow."""
 
     no_admin: str = ""
-    """Reason why it has no admin client; another library then prepares topics. Empty if it has one."""
+    """Reason why the library has no admin client, so that another library prepares topics. Empty if it has one."""
 
     no_upgrade = "it refuses a list of eager and cooperative assignors, so a group cannot be bounced over"
     """Reason why a group cannot change from eager to cooperative without a pause."""
 
     commit_where_topics_go = "auto"
-    """`MemberOptions.commit` of members one of whose topics is deleted."""
+    """Value of `MemberOptions.commit` for members that lose one of their topics to a deletion."""
 
     no_transactions: str = ""
     """Reason why the client has no transactions; empty if it has them."""
@@ -276,7 +278,7 @@ class Client(ABC):
         return self.member_class(options, journal, failures, self.bootstrap)  # type: ignore[call-arg]
 
     def spawn(self, program: str, options: MemberOptions, journal: Journal, failures: list[str]) -> Child:
-        """Start a member in a process of its own; `program` is the suite's module."""
+        """Start a member in a process of its own. `program` is the module of the suite."""
         return ProgramChild([sys.executable, "-m", program], self.bootstrap, options, journal)
 
     @abstractmethod
@@ -291,12 +293,12 @@ class Client(ABC):
         raise UnsupportedError("no transactions")
 
     def group_reader(self, group: str, topic: str) -> GroupReader:
-        """Return a reader of committed records, which begins at the start of the log if the group has no offsets."""
+        """Return a reader with read_committed. If the group has no offsets, it begins at the start of the log."""
         raise UnsupportedError("no transactions")
 
     @abstractmethod
     def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Commit without being a member."""
+        """Commit offsets without being a member of the group."""
 
     @abstractmethod
     def committed(self, group: str, topic: str, partition: int) -> int | None: ...
@@ -329,7 +331,7 @@ class Client(ABC):
         raise UnsupportedError("no ListGroups")
 
     def group_state(self, group: str) -> tuple[str, int]:
-        """Return the state by Kafka's name, and the number of members."""
+        """Return the group's state by Kafka's name, and the number of its members."""
         raise UnsupportedError("no DescribeGroups")
 
     def delete_group(self, group: str) -> None:
@@ -344,7 +346,9 @@ class Client(ABC):
         raise UnsupportedError("it always sends the version it negotiates")
 
     def raw_group(self, protocol_type: str, protocol: str, metadata: bytes, assignment: bytes) -> bytes:
-        """Join as the only member of a group of any protocol type, lead it, and return the answer of SyncGroup."""
+        """Join as the only member of a group of any protocol type, be its leader, and return the
+        answer of SyncGroup.
+        """
         raise UnsupportedError("its groups are of protocol type consumer")
 
     @abstractmethod
@@ -353,7 +357,7 @@ class Client(ABC):
 
 
 def wait_until(predicate: Any, what: str, seconds: float = 30.0) -> None:
-    """Evaluate the predicate until it is true. AssertionError if that takes longer than `seconds`."""
+    """Evaluate the predicate until it is true. Raise AssertionError if that takes longer than `seconds`."""
     deadline = time.monotonic() + seconds
     while not predicate():
         assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"

@@ -42,7 +42,7 @@ for _compression in ("none", "gzip", "snappy", "lz4", "zstd"):
 
 @scenario("data.idempotent")
 def idempotent(run: Run) -> None:
-    """Keep five batches in flight, then use a second producer; all records are stored once, in order."""
+    """Keep five batches in flight, then use a second producer. All records must be stored once and in order."""
     topic = run.topic(2)
     for start in (0, 500):
         with run.closing(run.client.producer(idempotent=True)) as producer:

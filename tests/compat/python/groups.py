@@ -1,4 +1,4 @@
-"""Group scenarios. They only act; the checker judges the delivery log."""
+"""Group scenarios. They only let members act; the checker judges the delivery log."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from tests.compat.scenarios import ASSIGNORS
 PARTITIONS = 4
 SESSION_SECONDS = 6.0
 SERVER_SIDE = "consumer"
-"""Stands among the assignors for the consumer protocol (KIP-848), in which the coordinator assigns."""
+"""Listed among the assignors, but means the consumer protocol (KIP-848), in which the coordinator assigns."""
 LONG_SESSION_MS = 45_000
-"""Session of members that leave. It is long, so that a slow machine cannot confuse leaving with an expired session."""
+"""Session timeout of members that leave. It is long, so that a hand-over after a LeaveGroup cannot be mistaken for an
+expired session.
+"""
 SOON_SECONDS = 30.0
-"""Shorter than the long session. A hand-over within this time was caused by a LeaveGroup, or needed no rebalance."""
+"""Shorter than the long session timeout. A hand-over within this time was caused by a LeaveGroup, or needed no
+rebalance.
+"""
 
 
 def _need(run: Run, assignor: str) -> None:
@@ -60,7 +64,7 @@ for _assignor in ASSIGNORS:
 
 
 def _ten_runs(run: Run, assignor: str) -> None:
-    """Run ten fresh groups in turn, each from the end of the previous one, with one log for all."""
+    """Run ten groups with new names in turn. Each begins where the previous one ended. All share one log."""
     _need(run, assignor)
     topic = run.topic(PARTITIONS)
     _, view = run.journal(topic, PARTITIONS, cooperative=_cooperative(assignor))
@@ -107,7 +111,7 @@ def one_partition_three_consumers(run: Run) -> None:
 
 @scenario("groups.leave")
 def leave(run: Run) -> None:
-    """The remaining member owns everything well before the session of the leaver could expire."""
+    """The remaining member must own everything well before the leaving member's session could expire."""
     assignor = run.client.assignors[0]
     topic, group = run.topic(PARTITIONS), run.group()
     _, view = run.journal(topic, PARTITIONS)
@@ -126,7 +130,9 @@ def leave(run: Run) -> None:
 
 @scenario("groups.crash")
 def crash(run: Run) -> None:
-    """A member in its own process is killed. Its partitions move after its session, and continue at the last commit."""
+    """A member in a process of its own is killed. Its partitions move when its session ends, and continue at the last
+    commit.
+    """
     assignor = run.client.assignors[0]
     topic, group = run.topic(PARTITIONS), run.group()
     _, view = run.journal(topic, PARTITIONS, redelivery_allowed=True)
@@ -147,7 +153,9 @@ def crash(run: Run) -> None:
 
 @scenario("groups.crash-half-open")
 def crash_half_open(run: Run) -> None:
-    """A stopped process keeps its connections. When it continues, it finds itself removed, and joins again."""
+    """A stopped process keeps its connections open. When it continues, it learns that it was
+    removed, and joins again.
+    """
     assignor = run.client.assignors[0]
     topic, group = run.topic(PARTITIONS), run.group()
     _, view = run.journal(topic, PARTITIONS, redelivery_allowed=True)
@@ -216,7 +224,9 @@ def commit_resume(run: Run) -> None:
 
 @scenario("groups.commit-in-revoke")
 def commit_in_revoke(run: Run) -> None:
-    """Only the callback commits, so every hand-over that repeats no record proves one commit."""
+    """Only the revoke callback commits. So every hand-over without a repeated record proves that the callback has
+    committed.
+    """
     if "revoke" not in run.client.commits:
         raise UnsupportedError("it has no callbacks")
     for assignor in ("range", "cooperative-sticky"):
@@ -245,8 +255,9 @@ def commit_in_revoke(run: Run) -> None:
 
 @scenario("groups.static-members")
 def static_members(run: Run) -> None:
-    """A restart within the session moves no partition, and the other member sees no rebalance. A second member of the
-    same name fences the first."""
+    """A restart within the session moves no partition, and the other member sees no rebalance. A second member with the
+    same instance id fences the first one.
+    """
     assignor = run.client.assignors[0]
     topic, group = run.topic(PARTITIONS), run.group()
     journal, view = run.journal(topic, PARTITIONS)
@@ -276,7 +287,7 @@ def static_members(run: Run) -> None:
         other.stop()
         return
 
-    # The member learns only later that it is fenced, so the test ends its ownership here.
+    # The fenced member learns only later that it is fenced, so the test ends its ownership here.
     journal.killed(mover.name)
     mover.expects_fencing = True
     usurper = run.start(options("usurper", "i-2"))
@@ -450,7 +461,9 @@ def leave_versions(run: Run) -> None:
 
 @scenario("groups.connect-and-sr")
 def connect_and_sr(run: Run) -> None:
-    """Bytes of foreign protocols pass through unread: for the protocol types of Connect and the Schema Registry."""
+    """The gateway forwards the bytes of other protocols without parsing them: those of the protocol types of Connect
+    and the Schema Registry.
+    """
     for protocol_type, protocol in (("connect", "compatible"), ("sr", "v0")):
         metadata, assignment = b"\x00\x01metadata of " + protocol_type.encode(), b"\xff\xfe\x00assignment"
         answered = run.client.raw_group(protocol_type, protocol, metadata, assignment)
@@ -467,4 +480,4 @@ CONSUMER_PROTOCOL: dict[str, Body] = {
         )
     },
 }
-"""The same scenarios for a client whose members have no assignors."""
+"""The same scenarios for a client with the consumer protocol, whose members have no assignors."""

@@ -21,7 +21,7 @@ Partition = tuple[str, int]
 
 
 class Journal:
-    """Append events, safely from threads and processes: each event is one write to a file opened for appending."""
+    """Appends events, safely from threads and processes. Each event is one write to a file opened for appending."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,7 +78,7 @@ class Journal:
 
 
 class View:
-    """The state that a growing log describes: owners of partitions, produced and delivered records."""
+    """The state that a growing log describes: the owners of partitions, and the produced and delivered records."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -91,7 +91,7 @@ class View:
         self.failures: list[str] = []
 
     def refresh(self) -> None:
-        """Read the whole lines that were added."""
+        """Read the complete lines that were added."""
         with self.path.open("rb") as log:
             log.seek(self._position)
             added = log.read()
@@ -117,7 +117,9 @@ class View:
             self.produced.add((*partition, entry["offset"]))
 
     def wait_for(self, predicate: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS) -> None:
-        """Wait until the log makes `predicate` true. AssertionError, with the ownership, if that takes too long."""
+        """Wait until the log makes `predicate` true. If that takes too long, raise AssertionError
+        with the ownership.
+        """
         deadline = time.monotonic() + seconds
         while True:
             self.refresh()
@@ -136,8 +138,9 @@ class View:
     def wait_settled(
         self, members: Iterable[str], partitions: Iterable[Partition], seconds: float = WAIT_SECONDS
     ) -> None:
-        """Wait until every partition has exactly one owner, all `members` own a balanced share, and there is no other
-        owner."""
+        """Wait until every partition has exactly one owner, all `members` own a balanced share, and no other member
+        owns a partition.
+        """
         names, wanted = set(members), set(partitions)
         low, high = len(wanted) // len(names), -(-len(wanted) // len(names))
 

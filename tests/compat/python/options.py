@@ -16,8 +16,8 @@ class MemberOptions:
     """Options of a member. `pattern` replaces `topics`.
 
     The library commits on its own by default. With `commit` "revoke", offsets are committed only in the revoke
-    callback; with "each", after each record. `topics_change` says that the subscription, or what the member owns of it,
-    will change.
+    callback; with "each", after each record. `topics_change` says that the subscription will change, or the topics of
+    which the member owns partitions.
     """
 
     name: str

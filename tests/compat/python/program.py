@@ -33,8 +33,8 @@ def main(
 ) -> int:
     """Run the suite.
 
-    `program` is the calling module, which is started again for members that scenarios kill. `server_side` makes members
-    of the consumer protocol, if the client has it.
+    `program` is the calling module; members that a scenario kills run it as a new process. `server_side` makes members
+    of the consumer protocol, if the client supports it.
     """
     if "--version" in arguments:
         print(client_class.version())  # type: ignore[attr-defined]
@@ -67,7 +67,7 @@ def main(
         answer = {"scenario": name, "outcome": outcome, "seconds": round(seconds, 2), "detail": detail[:MAX_DETAIL]}
         print(json.dumps(answer), flush=True)
     sys.stdout.flush()
-    # Threads of a hung scenario must not keep the program running.
+    # If a scenario hangs, its threads must not keep the program running.
     os._exit(0)
 
 

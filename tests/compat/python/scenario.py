@@ -1,4 +1,4 @@
-"""One run of one scenario: fresh names, its delivery log, its members and feed, and their orderly end."""
+"""One run of one scenario: its names, delivery log, members and feed, and their end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def scenario(name: str) -> Callable[[Body], Body]:
 
 
 class Feed(threading.Thread):
-    """Produce a record to each partition again and again, and note each acknowledgement."""
+    """Produces a record to each partition again and again, and records each acknowledgement."""
 
     def __init__(
         self, producer: Producer, topic: str, partitions: Sequence[int], journal: Journal, *, outage: bool
@@ -65,7 +65,7 @@ class Feed(threading.Thread):
                 with self._in_hand:
                     if self._flowing.is_set():
                         self.round()
-            except Exception as error:  # Each library has its own errors for an outage.
+            except Exception as error:  # During an outage each library raises errors of its own.
                 if not self._outage:
                     self._error = error
                     return
@@ -78,7 +78,7 @@ class Feed(threading.Thread):
             self._journal.produced(self._topic, partition, offset)
 
     def pause(self) -> None:
-        """Send nothing until `resume`."""
+        """Stop sending until `resume`."""
         self._flowing.clear()
         with self._in_hand:
             pass
@@ -92,7 +92,7 @@ class Feed(threading.Thread):
         self.join(END_SECONDS)
 
     def stop(self) -> None:
-        """End after the present round, and raise the error that ended the feed."""
+        """End after the current round, and raise the error that ended the feed, if any."""
         self._stopped.set()
         self._flowing.set()
         self.join(CONTROL_SECONDS)
@@ -102,7 +102,7 @@ class Feed(threading.Thread):
 
 
 class Run:
-    """The helpers of one scenario. `end` stops what it left running."""
+    """The helpers of one scenario. `end` stops everything that the scenario left running."""
 
     def __init__(self, name: str, suite: str, program: str, client: Client, deliveries: Path, control: str) -> None:
         self.name, self.client, self._program = name, client, program
@@ -155,12 +155,12 @@ class Run:
         return self.keep(self.client.spawn(self._program, options, self._journal, self.view.failures))
 
     def keep(self, child: AnyChild) -> AnyChild:
-        """End the child with the scenario."""
+        """End this child process when the scenario ends."""
         self._stack.callback(child.end)
         return child
 
     def feed(self, topic: str, partitions: Sequence[int], *, outage: bool = False) -> Feed:
-        """Start a feed; stop it before the last assertion."""
+        """Start a feed. A scenario stops the feed before its last assertion."""
         assert self._journal is not None
         producer = self.client.producer()
         self._stack.callback(producer.close)
@@ -178,8 +178,8 @@ class Run:
                 self._journal.produced(topic, partition, offset)
 
     def requests(self, api: str, version: int) -> float | None:
-        """Return how many requests of this version the gateway has answered since its start, or None if the broker has
-        no such metric.
+        """Return how many requests of this version the gateway has answered since its start. Return None if the broker
+        has no such metric.
         """
         if not os.environ["COMPAT_METRICS"]:
             return None
@@ -209,8 +209,8 @@ class Run:
         self._stack.close()
 
     def leave(self, members: Sequence[Member], feed: Feed) -> None:
-        """Stop the members one by one. Records flow in the meantime, unless the library loses some of them in such a
-        stop.
+        """Stop the members one by one. In the meantime records flow, unless the library loses
+        records in such a stop.
         """
         assert self.view is not None
         if self.client.drops_when_stopped:

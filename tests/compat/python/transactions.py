@@ -22,10 +22,10 @@ from tests.compat.python.journal import Partition
 from tests.compat.python.scenario import Run, T, scenario
 
 NOTHING_SECONDS = 1.5
-"""Seconds for which the scenario watches a reader that must see no record."""
+"""Seconds for which the scenario watches a reader that must not receive any record."""
 TIMEOUT_MS = 2000
 ABORTED_SECONDS = 20.0
-"""Kafka looks for timed-out transactions every ten seconds."""
+"""Seconds until an overdue transaction is aborted. Kafka looks for such transactions every ten seconds."""
 STEP = 5
 LIVES = 6
 
@@ -42,7 +42,7 @@ def commit_abort(run: Run) -> None:
                 producer.abort()
             else:
                 producer.commit()
-    # A marker takes one offset behind each five records.
+    # A marker takes one offset after every five records.
     whole = [
         (start + index, f"{name} {index}")
         for start, name in ((0, "committed"), (STEP + 1, "aborted"), (2 * STEP + 2, "committed-again"))
@@ -99,7 +99,7 @@ def fencing(run: Run) -> None:
             _fenced(first.commit)
             _in_one(second, topic, "second")
             with run.closing(client.transactional_producer(transactional_id)) as third:
-                # The producer has no open transaction: the first request of its next one is fenced.
+                # The producer has no open transaction, so the first request of its next transaction is fenced.
                 _fenced(lambda: _in_one(second, topic, "fenced, too"))
                 _in_one(third, topic, "third")
     with run.closing(client.reader(topic, 0, read_committed=True)) as reader:
@@ -131,7 +131,7 @@ def consume_transform_produce(run: Run) -> None:
 def gateway_kill(run: Run) -> None:
     """Kill the gateway between a transaction's records and its offsets.
 
-    A producer that gets an error starts again with the same transactional id from the committed offsets, as Kafka's
+    After an error the producer starts again with the same transactional id, from the committed offsets, as Kafka's
     documentation says.
     """
     client = _transactional(run)
@@ -148,7 +148,7 @@ def gateway_kill(run: Run) -> None:
                 while done < len(expected):
                     found = reader.read(STEP)
                     if not found:
-                        # The transaction whose end was in doubt had been committed, or records are only late.
+                        # Either the transaction of unknown outcome was committed, or records are only late.
                         if sum(_committed(client, group, source).values()) == len(expected):
                             done = len(expected)
                         continue
@@ -160,7 +160,7 @@ def gateway_kill(run: Run) -> None:
                     producer.send_offsets(reader, group, _positions(source, found))
                     producer.commit()
                     done += len(found)
-            except Exception as error:  # Each library has its own errors for an outage.
+            except Exception as error:  # During an outage each library raises errors of its own.
                 print(f"life {lives} ended with {error!r}", file=sys.stderr, flush=True)
                 run.detail = f"{run.detail}; " * bool(run.detail) + f"life {lives} ended with {error!r}"[:200]
     assert killed, "it was all read before the gateway was killed"
@@ -186,7 +186,7 @@ def timeout(run: Run) -> None:
         refused = None
         try:
             producer.commit()
-        except Exception as error:  # Each library has another error for this.
+        except Exception as error:  # Each library raises another error for this.
             refused = error
         assert refused is not None, "it could commit what had been aborted"
         with run.closing(client.transactional_producer(transactional_id)) as heir:
@@ -231,7 +231,7 @@ def _fenced(attempt: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def _quietly(thing: T) -> Iterator[T]:
-    """Close the client at the end and ignore its errors, because its connections may be gone."""
+    """At the end close the client and ignore errors, because its connections may be gone."""
     try:
         yield thing
     finally:
@@ -250,7 +250,7 @@ def _fill(run: Run, topic: str) -> list[str]:
 def _transform(
     producer: TransactionalProducer, reader: GroupReader, source: str, target: str, group: str, count: int
 ) -> None:
-    """Do everything of a transaction except its end."""
+    """Do all steps of a transaction except its end."""
     found = reader.read(count)
     assert len(found) == count, f"{len(found)} records were read, not {count}"
     producer.begin()

@@ -92,7 +92,7 @@ def offsets_json(run: Run) -> None:
 
 @scenario("spark.batch.timestamps")
 def timestamps(run: Run) -> None:
-    """Test startingTimestamp, endingTimestamp, …OffsetsByTimestamp, and a time after all records."""
+    """The options startingTimestamp, endingTimestamp and …OffsetsByTimestamp, and a time after all records."""
     topic = run.peer.create(2)
     base_ms = int(time.time() * 1000) - 100_000
     records = [
@@ -141,7 +141,9 @@ def min_partitions(run: Run) -> None:
 
 @scenario("spark.batch.max-records-per-partition")
 def max_records_per_partition(run: Run) -> None:
-    """The offsets are given, because Spark does not use this option to divide a batch from `earliest` to `latest`."""
+    """The scenario gives the offsets, because Spark does not use this option to divide a batch from `earliest` to
+    `latest`.
+    """
     topic = run.peer.create(2)
     run.peer.fill(topic, (0, 1), range(50))
     frame = run.batch(
@@ -158,7 +160,9 @@ def max_records_per_partition(run: Run) -> None:
 
 @scenario("spark.batch.group-ids")
 def group_ids(run: Run) -> None:
-    """`kafka.group.id` and `groupIdPrefix` are only names: Spark assigns partitions itself, and no group is created."""
+    """To Spark `kafka.group.id` and `groupIdPrefix` are only names. It assigns partitions itself, and no group is
+    created.
+    """
     topic = run.peer.create(2)
     run.peer.fill(topic, (0, 1), range(5))
     group = f"g-{topic}"
@@ -169,7 +173,7 @@ def group_ids(run: Run) -> None:
 
 @scenario("spark.batch.offsets-by-consumer")
 def offsets_by_consumer(run: Run) -> None:
-    """In the older way to find partitions, a consumer in the driver joins a real group."""
+    """In Spark's older way to find partitions, a consumer in the driver joins a real group."""
     topic = run.peer.create(3)
     run.peer.fill(topic, range(3), range(5))
     prefix = f"g-{topic}"
@@ -184,7 +188,9 @@ def offsets_by_consumer(run: Run) -> None:
 
 @scenario("spark.batch.read-committed")
 def read_committed(run: Run) -> None:
-    """Records of an aborted transaction, of an open one, and behind an open one are not read."""
+    """Three kinds of records must not be read: those of an aborted transaction, those of an open one, and those behind
+    an open one.
+    """
     topic = run.peer.create(2)
     committed = {"kafka_isolation_level": "read_committed"}
 
@@ -207,7 +213,7 @@ def read_committed(run: Run) -> None:
 
 @scenario("spark.batch.tuning")
 def tuning(run: Run) -> None:
-    """Timeouts and sizes that users set, all at once."""
+    """Timeouts and sizes that users set, all of them in one query."""
     topic = run.peer.create(2)
     run.peer.fill(topic, (0, 1), range(200))
     options = {
@@ -230,7 +236,7 @@ def tuning(run: Run) -> None:
 
 @scenario("spark.batch.fail-on-data-loss")
 def fail_on_data_loss(run: Run) -> None:
-    """Records are deleted between planning the offsets and reading them."""
+    """The test deletes records after the offsets were planned and before they are read."""
     topic = run.peer.create()
     run.peer.fill(topic, (0,), range(20))
     start = {"startingOffsets": {topic: {"0": 5}}}

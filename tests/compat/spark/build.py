@@ -1,7 +1,8 @@
 """Fetch pyspark and Spark's Kafka connector: `python -m tests.compat.spark.build FOLDER`.
 
-The one idea: FOLDER/venv holds what requirements.lock names and FOLDER/jars what pom.xml names. Each is fetched again
-only if its description has changed. Packages and jars come from the sources that pip and Maven are configured to use.
+The one idea: FOLDER/venv has the packages of requirements.lock, and FOLDER/jars has the jars of pom.xml. Each is
+fetched again only if its file (requirements.lock or pom.xml) has changed. Packages and jars come from the sources that
+pip and Maven are configured to use.
 """
 
 from __future__ import annotations
@@ -26,10 +27,8 @@ def main(folder: Path) -> int:
 
 
 def _bring_up_to_date(description: Path, target: Path, fetch: Callable[[Path, Path], None]) -> None:
-    """Call `fetch` with an empty `target` unless it was fetched for this very description. CalledProcessError if it
-    fails.
-
-    The stamp is written last, so an interrupted fetch is repeated.
+    """Call `fetch` with an empty `target`, unless `target` was fetched for exactly this description. Raise
+    CalledProcessError if that fails. The stamp is written last, so an interrupted fetch is repeated.
     """
     stamp = target.with_suffix(".stamp")
     wanted = hashlib.sha256(description.read_bytes() + sys.version.encode()).hexdigest()

@@ -25,7 +25,7 @@ from tests.compat.spark.scenario import SCENARIOS, Body, Run, SkippedError
 
 SCENARIO_SECONDS = 100.0
 MAX_DETAIL = 600
-# A stack trace follows the first lines of a JVM error, which name the error.
+# The first lines of a JVM error name the error. A stack trace follows them.
 MAX_ERROR_LINES = 3
 
 
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
             print(json.dumps(answer), file=answers, flush=True)
         peer.close()
         spark.stop()
-    # Threads of a hung scenario must not keep the program running.
+    # If a scenario hangs, its threads must not keep the program running.
     sys.stderr.flush()
     os._exit(0)
 
@@ -72,7 +72,7 @@ def version(jars: Sequence[Path]) -> str:
 
 
 def open_session(jars: Sequence[Path], directory: Path) -> SparkSession:
-    """Open a session on two cores that listens on loopback only and starts fast."""
+    """Open a session with two cores that listens on loopback only and starts fast."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     settings = {

@@ -82,7 +82,9 @@ class Peer:
     def transaction(
         self, topic: str, partitions: Sequence[int], numbers: Sequence[int], *, abort: bool = False
     ) -> Iterator[None]:
-        """Send what `fill` sends, in a transaction that is open while this is entered. Then commit or abort it."""
+        """Send the same texts as `fill`, in a transaction that is open for as long as the context lasts. Then commit or
+        abort it.
+        """
         with self._producer("none", transactional_id=f"x-{uuid.uuid4().hex[:10]}") as producer:
             producer.init_transactions()
             producer.begin_transaction()
@@ -94,7 +96,7 @@ class Peer:
             (producer.abort_transaction if abort else producer.commit_transaction)()
 
     def read(self, topic: str) -> list[Stored]:
-        """Return all records of a topic by partition and offset. AssertionError if they do not arrive."""
+        """Return all records of a topic by partition and offset. Raise AssertionError if they do not arrive."""
         with contextlib.closing(self._consumer()) as consumer:
             partitions = [kafka.TopicPartition(topic, number) for number in sorted(self._partitions(consumer, topic))]
             consumer.assign(partitions)
@@ -167,7 +169,7 @@ class Peer:
 
 
 class Feed(threading.Thread):
-    """Send the texts `partition:number` to each partition again and again, through outages."""
+    """Sends the texts `partition:number` to each partition again and again, also during outages."""
 
     def __init__(self, producer: kafka.KafkaProducer, topic: str, partitions: Sequence[int]) -> None:
         super().__init__(name="feed", daemon=True)
@@ -188,7 +190,7 @@ class Feed(threading.Thread):
                     text = f"{partition}:{number}"
                     self._sent.append((text, _send(self._producer, self._topic, partition, Record(text.encode()))))
                 number += 1
-        except Exception as error:  # `stop` raises the error in the scenario.
+        except Exception as error:  # `stop` raises the error in the scenario's thread.
             self._error = error
 
     def also(self, partitions: Sequence[int]) -> None:

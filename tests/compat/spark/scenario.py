@@ -1,4 +1,5 @@
-"""The helpers of a scenario: the Spark session, the peer and fresh names, and functions that read frames and streams.
+"""The helpers of a scenario: the Spark session, the peer (the client on the other side) and new names, and functions
+that read frames and streams.
 
 The one idea: a scenario compares whole contents. `rows` and `texts` turn a frame into values in the order of partitions
 and offsets. So a lost, repeated or moved record makes them differ from what the peer sent.
@@ -46,7 +47,7 @@ def scenario(name: str) -> Callable[[Body], Body]:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A row of the connector."""
+    """A row as Spark's connector returns it."""
 
     topic: str
     partition: int
@@ -121,7 +122,9 @@ class Run:
 
     @contextlib.contextmanager
     def running(self, writer: DataStreamWriter, **trigger: Any) -> Iterator[StreamingQuery]:
-        """Run a query that is stopped at the end. Raise the error that ended it before."""
+        """Run a query while the context lasts, then stop it. If the query ended by itself with an error, raise that
+        error.
+        """
         query = (writer.trigger(**trigger) if trigger else writer).start()
         self._queries.append(query)
         try:
@@ -133,8 +136,9 @@ class Run:
             query.stop()
 
     def available_now(self, writer: DataStreamWriter) -> StreamingQuery:
-        """Run a query over all available records. Raise the error that ended it, or AssertionError if it takes too
-        long."""
+        """Run a query over all available records. Raise the error that ended the query, or AssertionError if it takes
+        too long.
+        """
         with self.running(writer, availableNow=True) as query:
             assert query.awaitTermination(WAIT_SECONDS), f"{self.name}: AvailableNow does not end"
         return query
@@ -223,7 +227,7 @@ def _bytes(value: bytearray | None) -> bytes | None:
 
 
 def same(found: Sequence[Any], expected: Sequence[Any], what: str) -> None:
-    """Assert equality; the error names the counts and the first difference."""
+    """Assert that both are equal. The error names the counts and the first difference."""
     if list(found) == list(expected):
         return
     first = next(

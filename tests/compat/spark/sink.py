@@ -64,7 +64,7 @@ for _name in CODECS:
 
 @scenario("spark.sink.columns")
 def columns(run: Run) -> None:
-    """Each row names its topic and optionally its partition. Headers may be null, and so may their values."""
+    """Each row names its topic and may name its partition. Headers may be null, and so may their values."""
     one, two = run.peer.create(3), run.peer.create(3)
     frame = run.spark.createDataFrame(
         [
@@ -98,7 +98,7 @@ def columns(run: Run) -> None:
 
 @scenario("spark.sink.partitioner")
 def partitioner(run: Run) -> None:
-    """Without a partition column a key always goes to the same partition, and the keys spread over all partitions."""
+    """Without a partition column, equal keys go to the same partition, and the keys spread over all partitions."""
     topic = run.peer.create(4)
     frame = run.spark.range(400).selectExpr("CAST(id % 20 AS STRING) AS key", "CAST(id AS STRING) AS value")
     run.write(frame, topic)
@@ -110,7 +110,7 @@ def partitioner(run: Run) -> None:
 
 @scenario("spark.sink.creates-topic")
 def creates_topic(run: Run) -> None:
-    """An absent topic is created by auto.create.topics.enable."""
+    """A missing topic is created because of auto.create.topics.enable."""
     topic = f"auto-{run.peer.create()}"
     run.write(run.spark.range(5).selectExpr("CAST(id AS STRING) AS value"), topic)
     assert sorted(run.peer.texts(topic)) == list("01234")
@@ -118,7 +118,7 @@ def creates_topic(run: Run) -> None:
 
 @scenario("spark.sink.idempotent")
 def idempotent(run: Run) -> None:
-    """The gateway is killed under an idempotent write of many small batches. Records are stored once and in order."""
+    """The gateway is killed during an idempotent write of many small batches. Records are stored once and in order."""
     topic = run.peer.create(2)
     before = _producer_ids()
     frame = run.spark.range(0, OUTAGE_ROWS, 1, 2).selectExpr(
@@ -155,8 +155,9 @@ def idempotent(run: Run) -> None:
 
 
 def _producer_ids() -> float | None:
-    """Return the number of InitProducerId requests answered since the gateway's start, or None if the broker does not
-    report it."""
+    """Return how many InitProducerId requests were answered since the gateway's start. Return None if the broker does
+    not report it.
+    """
     if not os.environ["COMPAT_METRICS"]:
         return None
     with urllib.request.urlopen(os.environ["COMPAT_METRICS"], timeout=10) as answer:

@@ -33,8 +33,9 @@ LOSS_WORDS = ("OffsetOutOfRange", "data may have been lost", "KAFKA_DATA_LOSS")
 
 @scenario("spark.stream.available-now")
 def available_now(run: Run) -> None:
-    """Stream topic to topic with keys, headers, nulls and partitions. Each run of the checkpoint reads only new
-    records."""
+    """Stream topic to topic with keys, headers, nulls and partitions. Each run from the checkpoint reads only new
+    records.
+    """
     source, target = run.peer.create(2), run.peer.create(2)
     checkpoint = run.checkpoint()
     frame = run.stream(source, includeHeaders="true").select("key", "value", "headers", "partition")
@@ -79,7 +80,9 @@ def processing_time(run: Run) -> None:
 
 @scenario("spark.stream.restart-from-checkpoint")
 def restart_from_checkpoint(run: Run) -> None:
-    """Stop three times in mid-stream. A repeated batch has the same rows, and the batches join without a gap."""
+    """Stop the query three times while it runs. A repeated batch has the same rows, and there is no gap between
+    batches.
+    """
     source = run.peer.create(3)
     checkpoint, batches = run.checkpoint(), Batches()
     with run.peer.feed(source, range(3)) as feed:
@@ -96,7 +99,9 @@ def restart_from_checkpoint(run: Run) -> None:
 
 @scenario("spark.stream.failed-batch")
 def failed_batch(run: Run) -> None:
-    """A batch that fails after it has read is repeated over the same offsets, although more records exist by then."""
+    """A batch fails after it has read its records. It is repeated with the same offsets, although more records exist by
+    then.
+    """
     source = run.peer.create(2)
     checkpoint, batches = run.checkpoint(), Batches(fail_at=1)
     run.peer.fill(source, (0, 1), range(10))
@@ -112,7 +117,9 @@ def failed_batch(run: Run) -> None:
 
 @scenario("spark.stream.crash")
 def crash(run: Run) -> None:
-    """Spark itself is killed (−9) in mid-stream. Another one continues from the checkpoint, with each row once."""
+    """The Spark process is killed (−9) while it streams. Another one continues from the checkpoint, and each row
+    arrives once.
+    """
     source, checkpoint, files = run.peer.create(2), run.checkpoint(), run.checkpoint()
     with run.peer.feed(source, (0, 1)) as feed:
         child = spawn(source, checkpoint, files)
@@ -130,7 +137,7 @@ def crash(run: Run) -> None:
 
 
 def spawn(source: str, checkpoint: str, files: str) -> subprocess.Popen[bytes]:
-    """Start a Spark of its own, the leader of a process group, that streams a topic to files until it is killed."""
+    """Start a separate Spark process, the leader of a process group. It streams a topic to files until it is killed."""
     return subprocess.Popen(
         [*sys.orig_argv, STREAM_TO_FILES, source, checkpoint, files],
         env={**os.environ, "TMPDIR": str(Path(checkpoint).parent)},
@@ -198,7 +205,7 @@ def min_offsets_per_trigger(run: Run) -> None:
 
 
 class Idle(StreamingQueryListener):
-    """Count triggers that ran no batch."""
+    """Counts triggers for which no batch ran."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -228,7 +235,7 @@ def starting_latest(run: Run) -> None:
 
 @scenario("spark.stream.starting-timestamp")
 def starting_timestamp(run: Run) -> None:
-    """Partition 0 has records from that time on. Partition 1 has none and starts at its end."""
+    """Partition 0 has records from that time on. Partition 1 has none, and the query starts at its end."""
     source = run.peer.create(2)
     base_ms = int(time.time() * 1000) - 100_000
     run.peer.send(
@@ -300,7 +307,7 @@ def topic_deleted(run: Run) -> None:
 
 @scenario("spark.stream.fail-on-data-loss")
 def fail_on_data_loss(run: Run) -> None:
-    """Records are deleted beyond the checkpoint. The result is an error, or a gap of exactly those records."""
+    """The test deletes records behind the checkpoint. The query fails, or exactly those records are missing."""
     source = run.peer.create(2)
     checkpoint, batches = run.checkpoint(), Batches()
     run.peer.fill(source, (0, 1), range(10))
@@ -337,7 +344,7 @@ def read_committed(run: Run) -> None:
 
 @scenario("spark.stream.offsets-by-consumer")
 def offsets_by_consumer(run: Run) -> None:
-    """In the older way to find partitions and offsets, a consumer in the driver is a member of a real group."""
+    """In Spark's older way to find partitions and offsets, a consumer in the driver is a member of a real group."""
     source = run.peer.create(2)
     batches = Batches()
     prefix = f"g-{source}"

@@ -1,7 +1,7 @@
 """The part of `docker compose` that Sarama's functional tests use, for a cluster that already runs.
 
 The one idea: those tests start a cluster, stop and start its brokers, and run Kafka's Java tools in one of its
-containers. This program stands on their PATH as `docker`. `stop` and `start` reach the process that holds the nodes.
+containers. This program is found on their PATH as `docker`. `stop` and `start` reach the process that holds the nodes.
 `exec` runs the command on this machine, with Kafka's tools from a registry. `up`, `down` and `rm` do nothing.
 """
 
@@ -50,7 +50,7 @@ def _script(path: Path, command: str) -> None:
 
 @contextlib.contextmanager
 def control(nodes: Sequence[BrokerProcess]) -> Iterator[str]:
-    """Serve an HTTP interface that stops and starts the nodes; kafka-1 is the first."""
+    """Serve an HTTP interface that stops and starts the nodes. kafka-1 is the first node."""
     actions = {f"/{name}/kafka-{i + 1}": action for i, node in enumerate(nodes) for name, action in _actions(node)}
 
     class Door(BaseHTTPRequestHandler):

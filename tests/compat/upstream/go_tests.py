@@ -44,11 +44,13 @@ DETAIL_LINES = 8
 DETAIL_CHARACTERS = 600
 SARAMA_BROKERS = 5
 PARALLEL = 2
-"""Number of parallel tests among those that declare themselves parallel. Each of kfake's has a broker of its own."""
+"""Number of tests that may run in parallel, among those that declare that they can. Each test of kfake has a broker of
+its own.
+"""
 WITH_SCRAM = frozenset({"TestSCRAMAuth", "TestSCRAMAuthBadCredentials"})
 """Tests of kgo that need a broker with authentication."""
 KAFKA_VERSION = "4.1.0"
-# These equal the environment that Sarama's tests start themselves.
+# These values equal those of the environment that Sarama's tests start themselves.
 SARAMA_SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "auto.create.topics.enable": "false",
@@ -56,15 +58,15 @@ SARAMA_SETTINGS = {
     "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
 }
 SARAMA_REPLICATION = {"offsets.topic.replication.factor": "2", "transaction.state.log.replication.factor": "2"}
-"""Replication of Apache Kafka's own topics."""
+"""Replication factor of Apache Kafka's internal topics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
     """One module. `pinned` is the folder whose go.mod pins it; `files` are those of `package` that contain tests.
 
-    `stand_in` is a folder of ours whose files replace the module's own package, for tests that call that package and
-    not a broker.
+    `stand_in` is a folder of our own. Its files replace the module's package, because some tests call that package
+    instead of a broker.
     """
 
     path: str
@@ -89,8 +91,8 @@ class AllowList:
     """The list of tests.
 
     The tests in `with_java` are part of `run` and need Kafka's Java tools. `left_out` gives the reason of each test
-    that does not run. Tests in `unserved` would run if a gateway served what they need. `oracle` names those of them
-    that Apache Kafka is asked, because it serves them as it is started here.
+    that does not run. Tests in `unserved` would run if a gateway served what they need. `oracle` names those of the
+    unserved tests that run against Apache Kafka, because Kafka serves them as it is started here.
     """
 
     run: tuple[str, ...]
@@ -144,7 +146,7 @@ def build(name: str, folder: Path) -> None:
             path.unlink()
         for path in stand_in:
             shutil.copyfile(path, source / path.name)
-        # Build with the versions pinned here, under the module's own name.
+        # Build with the versions that are pinned here, under the module's own name.
         required = (pinned / "go.mod").read_text().splitlines(keepends=True)
         kept = [line for line in required if module.path not in line and not line.startswith("module ")]
         (source / "go.mod").write_text("".join([f"module {module.path}\n", *kept]))
@@ -156,7 +158,7 @@ def build(name: str, folder: Path) -> None:
 
 def answer(scenario: str, outcome: str, seconds: float, detail: str) -> None:
     row = {"scenario": f"upstream.{scenario}", "outcome": outcome, "seconds": round(seconds, 3), "detail": detail}
-    sys.stdout.write(json.dumps(row) + "\n")  # Print the line in one write, because other threads print lines, too.
+    sys.stdout.write(json.dumps(row) + "\n")  # Print the line in one write, because other threads also print lines.
     sys.stdout.flush()
 
 
@@ -206,7 +208,7 @@ def run(name: str, folder: Path) -> None:
 
 
 def _answers(lines: Iterator[str], chosen: list[str]) -> list[str]:
-    """Pass results on as they arrive, and return the tests without a result."""
+    """Print results as they arrive, and return the tests without a result."""
     output: dict[str, list[str]] = defaultdict(list)
     skipped: dict[str, list[str]] = defaultdict(list)
     started = time.monotonic()
@@ -233,7 +235,7 @@ def _answers(lines: Iterator[str], chosen: list[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _franz_go() -> Iterator[Mapping[str, str]]:
-    """Use the runner's gateway, with a tenth of the records that a Kafka cluster gets."""
+    """Use the runner's gateway. The tests send it a tenth of the records that they send to a Kafka cluster."""
     yield {
         "KGO_SEEDS": os.environ["COMPAT_BOOTSTRAP"],
         "KGO_TEST_RF": "1",
@@ -254,7 +256,7 @@ _ENVIRONMENTS = {"franz_go": _franz_go, "kfake": _kfake}
 
 @contextlib.contextmanager
 def _sarama(tools: Path, *, kafka: bool) -> Iterator[Mapping[str, str]]:
-    """Run five nodes, each behind a proxy: Sarama's tests count their brokers, cut them off and stop them."""
+    """Run five nodes, each behind a proxy. Sarama's tests count their brokers, cut their connections and stop them."""
     with contextlib.ExitStack() as stack:
         nodes: list[BrokerProcess] = []
         for node in _kafkas(stack) if kafka else _gateways(stack):
@@ -270,7 +272,7 @@ def _sarama(tools: Path, *, kafka: bool) -> Iterator[Mapping[str, str]]:
             "COMPOSE_CONTROL": stack.enter_context(compose.control(nodes)),
             "COMPOSE_BOOTSTRAP": nodes[0].bootstrap,
         }
-        # In an environment that already exists, as this variable says, tests that run Kafka's tools skip themselves.
+        # With this variable the environment counts as existing. Then tests that need Kafka's tools skip themselves.
         yield environment if tools.exists() else {**environment, "TOXIPROXY_ADDR": proxies}
 
 
@@ -292,8 +294,8 @@ def _gateways(stack: contextlib.ExitStack) -> Iterator[BrokerProcess]:
 
 
 def _kafkas(stack: contextlib.ExitStack) -> Iterator[BrokerProcess]:
-    """Start brokers with a separate controller, because the tests may stop any broker."""
-    APACHE_KAFKA.version()  # This fetches Kafka's jars.
+    """Start brokers with a separate controller, because the tests may stop any of the brokers."""
+    APACHE_KAFKA.version()  # This downloads Kafka's jars.
     controller = KafkaProcess(stack.enter_context(short_directory()), settings={}, role="controller")
     stack.callback(controller.close)
     controller.start()
@@ -307,7 +309,7 @@ def _kafkas(stack: contextlib.ExitStack) -> Iterator[BrokerProcess]:
 
 
 def main(arguments: list[str]) -> None:
-    # Only answers may appear on stdout, but Postgres logs when it starts.
+    # Only answers may appear on stdout, but Postgres prints a log when it starts.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     step, name, folder = arguments
     if step == "build":

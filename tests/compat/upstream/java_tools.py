@@ -1,4 +1,4 @@
-"""Kafka's Java tools and client as tests of other projects start them: fetched once, if there is a Java."""
+"""Kafka's Java tools and client, which tests of other projects start. They are fetched once, if Java is installed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ POM = Path(__file__).parent / "kafka_tools" / "pom.xml"
 
 
 def fetch(target: Path) -> bool:
-    """Fetch the jars of these tools into `target`, once per description. Return False, and fetch nothing, if there is
-    no Java."""
+    """Fetch the jars of these tools into `target`, once per version. If Java is not installed, fetch nothing and return
+    False.
+    """
     stamp = target.with_suffix(".stamp")
     wanted = hashlib.sha256(POM.read_bytes()).hexdigest()
     if shutil.which("java") is None or shutil.which("mvn") is None:

@@ -1,9 +1,9 @@
 """Run Kafka's own compiled tests of clients and tools: `python -m tests.compat.upstream.kafka STEP BUILD`.
 
 The one idea: the tests come from the jars that Apache publishes, and this repository keeps only their names. The tests
-were written for a cluster inside their own process. Two classes of ours replace the two that create it, and ask for
-brokers outside (`tests/compat/upstream_kafka/src`, `outside.py`). The tests listed in `kafka.allow.toml` run, and the
-file says for every other test why it does not.
+were written for a cluster inside their own process. Two classes of our own replace the two classes that create this
+cluster. Ours request brokers from outside (`tests/compat/upstream_kafka/src`, `outside.py`). The tests listed in
+`kafka.allow.toml` run, and the file says for every other test why it does not.
 
 Against Apache Kafka the same tests run unchanged, each with the cluster that it creates itself.
 
@@ -39,21 +39,22 @@ from tests.compat.upstream.outside import door
 ALLOWED = Path(__file__).parent / "kafka.allow.toml"
 ADAPTERS = SUITES / "upstream_kafka"
 TOOLS_SINCE = "4.2.0"
-"""From this version on the classes that @ClusterTest needs are published."""
+"""The first version whose published jars contain the classes that @ClusterTest needs."""
 TEST_SECONDS = 60
 SILENCE_SECONDS = 150.0
-"""JUnit interrupts a test at its limit. If a test ignores that, its program is ended after so many seconds of
-silence."""
+"""JUnit interrupts a test at its limit. If the test ignores that, its program is ended after this many seconds without
+output.
+"""
 BOUNDED_SECONDS = 150.0
 PROGRAMS = 2
-"""Programs that run shares of the tests at the same time."""
+"""Number of programs that run tests at the same time, each with its share of them."""
 DETAIL_CHARACTERS = 500
 _JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+EnableDynamicAgentLoading", "-Xshare:auto")
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenTests:
-    """Tests to run of one class of one version, as `method` or `method[protocol]`."""
+    """The tests to run of one class and version, as `method` or `method[protocol]`."""
 
     version: str
     name: str
@@ -75,10 +76,10 @@ class ChosenTests:
 class AllowList:
     """The list of tests.
 
-    `left_out` gives reasons by `Class.method`, perhaps with `[protocol]`. Tests in `unserved` need what a gateway does
-    not serve; Apache Kafka is still asked them. `bounded` names the classes that run if time is short. Tests of
-    `sharing` classes leave behind only topics and groups. `nodes` and `seen` name classes or `Class.method`: how many
-    nodes a test gets at most, and which tests see brokers as if they were in its process.
+    `left_out` gives reasons by `Class.method`, perhaps with `[protocol]`. Tests in `unserved` need functions that a
+    gateway does not serve; they still run against Apache Kafka. `bounded` names the classes that run if time is short.
+    Tests of `sharing` classes leave behind only topics and groups. `nodes` gives the maximal number of nodes of a class
+    or a `Class.method`. `seen` names the classes or methods that see brokers as if these were in the test's process.
     """
 
     classes: tuple[ChosenTests, ...]
@@ -89,9 +90,9 @@ class AllowList:
     seen: tuple[str, ...] = ()
     unserved: frozenset[str] = frozenset()
     from_0: tuple[str, ...] = ()
-    """Classes or `Class.method` whose nodes are counted from 0, as in a cluster inside a test's process."""
+    """Classes or `Class.method` whose nodes are numbered from 0, as in a cluster inside a test's process."""
     roles: tuple[str, ...] = ()
-    """Classes or `Class.method` whose nodes are brokers or controllers as the test asks (`process.roles`)."""
+    """Classes or `Class.method` whose nodes are brokers or controllers as the test requests (`process.roles`)."""
 
     @classmethod
     def load(cls) -> AllowList:
@@ -118,7 +119,7 @@ def _base(test: str) -> str:
 
 
 def build(folder: Path) -> None:
-    """Fetch each version's jars and compile the adapters with them, once per description."""
+    """Fetch each version's jars, and compile our adapters with them. Do so once per description."""
     sources = sorted(path for path in ADAPTERS.rglob("*") if path.suffix in (".java", ".xml"))
     wanted = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
     for version in AllowList.load().versions:
@@ -182,7 +183,7 @@ def _java(folder: Path, version: str, *, outside: bool, heap: str = "768m", seen
 
 
 def there(folder: Path, version: str, classes: Sequence[str]) -> dict[str, set[str]]:
-    """Return the tests of each class, as JUnit finds them."""
+    """Return the existing tests of each class, as JUnit finds them."""
     command = [*_java(folder, version, outside=False), "list", *classes]
     listed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     found: dict[str, set[str]] = {name: set() for name in classes}
@@ -199,7 +200,7 @@ def answer(scenario: str, outcome: str, seconds: float, detail: str) -> None:
         "seconds": round(seconds, 3),
         "detail": " ".join(detail.split())[:DETAIL_CHARACTERS],
     }
-    sys.stdout.write(json.dumps(row) + "\n")  # Print the line in one write, because other threads print lines, too.
+    sys.stdout.write(json.dumps(row) + "\n")  # Print the line in one write, because other threads also print lines.
     sys.stdout.flush()
 
 
@@ -257,7 +258,7 @@ def run(folder: Path) -> None:
                 command = _java(folder, version, outside=not kafka, heap=heap, seen=allowed.seen)
                 Program(command, address).run(share[version], limit)
 
-    # Half of the time of most tests is waiting. In continuous integration other suites use it.
+    # Most tests spend half of their time waiting. In continuous integration other suites run in that time.
     shares = shared_out(chosen, 1 if bounded else PROGRAMS)
     with ThreadPoolExecutor(len(shares)) as pool:
         for running in [pool.submit(run_share, share) for share in shares]:
@@ -265,10 +266,8 @@ def run(folder: Path) -> None:
 
 
 def shared_out(chosen: Mapping[str, Mapping[str, str]], count: int) -> list[dict[str, dict[str, str]]]:
-    """Return `count` shares of about as many tests. All tests of a class are in one share, because they may share
-    brokers.
-
-    `chosen` and each share map a version to rows of tests, and each row to `class#method`.
+    """Divide the tests into `count` shares of about equal size. All tests of a class are in one share, because they may
+    share brokers. `chosen` and each share map a version to rows of tests, and each row to `class#method`.
     """
     classes: dict[tuple[str, str], dict[str, str]] = {}
     for version, tests in chosen.items():
@@ -284,7 +283,7 @@ def shared_out(chosen: Mapping[str, Mapping[str, str]], count: int) -> list[dict
 
 
 class Program:
-    """Run one JVM after another until each test has its answer. A test that does not end takes its JVM with it."""
+    """Runs one JVM after another until each test has its answer. If a test does not end, its JVM is killed."""
 
     def __init__(self, command: Sequence[str], door_address: str) -> None:
         self._command = command
@@ -293,7 +292,7 @@ class Program:
             self._environment["UPSTREAM_DOOR"] = door_address
 
     def run(self, tests: dict[str, str], limit: float | None) -> None:
-        """`limit` is on the monotonic clock. Tests that have not begun by then do not run."""
+        """Run the tests until `limit` (monotonic clock). Tests that have not begun by then do not run."""
         open_tests = dict(tests)
         while open_tests:
             if limit is not None and time.monotonic() > limit:
@@ -311,7 +310,9 @@ class Program:
             answer(row, "failed", 0.0, "no result: its program ended before")
 
     def _once(self, open_tests: dict[str, str], limit: float | None) -> dict[str, str]:
-        """Run the open tests and remove answered ones. Return the test with which the program ended, and why."""
+        """Run the open tests and remove those that were answered. Return the test during which the program ended, and
+        why.
+        """
         lines: dict[str, list[str]] = {}
         for row, name in open_tests.items():
             lines.setdefault(name, []).append(row)
@@ -353,7 +354,7 @@ class Program:
 
 
 def _lines_of(process: subprocess.Popen[str]) -> Iterator[str | None]:
-    """Yield the printed lines, and None once the program has been silent for too long."""
+    """Yield the printed lines, and None once the program has printed nothing for too long."""
     lines: queue.Queue[str | None] = queue.Queue()
 
     def read() -> None:
@@ -375,7 +376,7 @@ def _lines_of(process: subprocess.Popen[str]) -> Iterator[str | None]:
 
 
 def main(arguments: list[str]) -> None:
-    # Only answers may appear on stdout, but Postgres logs when it starts.
+    # Only answers may appear on stdout, but Postgres prints a log when it starts.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     step, folder, *classes = arguments
     if step == "build":

@@ -1,6 +1,6 @@
-"""The uses that librdkafka's tests make of Kafka's kafka-acls.sh: allow or deny principals an operation on a topic.
-
-The one idea: like `kafka_topics.py`, it answers the arguments of a script that does not exist here.
+"""A replacement for the parts of Kafka's kafka-acls.sh that librdkafka's tests use: allow or deny principals an
+operation on a topic. The one idea: like `kafka_topics.py`, it accepts the arguments of a script that does not exist
+here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REQUEST_SECONDS = 30.0
 
 
 def install(folder: Path) -> None:
-    """Write the script into a folder that stands for a Kafka distribution."""
+    """Write the script into a folder that replaces a Kafka distribution."""
     script = folder / "bin" / "kafka-acls.sh"
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {__spec__.name} "$@"\n')

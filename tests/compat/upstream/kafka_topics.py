@@ -1,7 +1,8 @@
-"""The uses that librdkafka's tests make of Kafka's kafka-topics.sh: create a topic, delete it, add partitions.
+"""A replacement for the parts of Kafka's kafka-topics.sh that librdkafka's tests use: create a topic, delete it, add
+partitions.
 
-The one idea: the tests start that script of a Kafka distribution, which does not exist here. This program answers its
-arguments.
+The one idea: the tests start this script in a Kafka distribution, which does not exist here. This program accepts the
+script's arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ REQUEST_SECONDS = 30.0
 
 
 def install(folder: Path) -> Path:
-    """Create a folder that stands for a Kafka distribution."""
+    """Create a folder that replaces a Kafka distribution."""
     script = folder / "bin" / "kafka-topics.sh"
     script.parent.mkdir(parents=True)
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {__spec__.name} "$@"\n')

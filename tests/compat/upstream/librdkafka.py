@@ -3,13 +3,13 @@
 The one idea: this repository keeps only names of the tests. Debian's source package comes through apt from the
 machine's own sources, and is compiled in the build folder. The tests listed in `librdkafka.allow.toml` run, and the
 file says for every other test why it does not. In the version for which the list was made, an unknown test is a
-failure, and so is a name that is no test. In any other version such a test is answered as skipped. Tests that fail by a
-fault of the library run against a newer one, which confluent-kafka brings.
+failure, and so is a name without a test. In any other version the answer for such a test is "skipped". Tests that fail
+because of a defect of the library run against a newer library, which is part of confluent-kafka.
 
 STEP is build, run or version. Each test becomes the scenario `upstream.<test>`, in a process of its own with its own
-limit. Some tests get other brokers. Those of their scenario `noautocreate` get a gateway (or Kafka) that creates no
-topic by itself. Those of ACLs get one with an authorizer, which permits everyone what has no ACL. Those that need racks
-get three nodes in a rack each.
+limit. Some tests get other brokers. Tests of librdkafka's scenario `noautocreate` get a gateway (or Kafka) that creates
+no topic by itself. Tests of ACLs get a broker with an authorizer that permits everything without an ACL. Tests that
+need racks get three nodes, each in a rack of its own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tests.compat.upstream.secured import KEY_PASSWORD, PASSWORD, USER, SecuredG
 from tests.postgres import short_directory
 
 PACKAGE = "librdkafka"
-# With this package tests read the library's statistics; without it they skip themselves.
+# With this package installed, tests read the library's statistics. Without it they skip themselves.
 JSON_PACKAGE = "rapidjson"
 JAVA = "java"
 NEWER, WITH_JAVA, WITH_AUTHORIZER = "run_with_newer_library", "run_with_java", "run_with_authorizer"
@@ -59,24 +59,26 @@ SETTINGS_OF = {
         "allow.everyone.if.no.acl.found": "true",
     },
 }
-"""Settings of the brokers that some tests get beside the suite's."""
+"""Additional broker settings of the tests that get brokers of their own."""
 RACKS, IN_RACKS = "racks", frozenset({"0101_fetch_from_follower"})
-"""Tests that skip themselves unless there are three brokers in a rack each. They form a scenario of ours."""
+"""Tests that skip themselves unless there are three brokers, each in a rack of its own. They form a
+scenario of ours.
+"""
 RACKS_SETTINGS = {"group.initial.rebalance.delay.ms": "0", "num.partitions": "4"}
 # Most of a test's time is waiting.
 PARALLEL = 5
 DETAIL_LINES = 6
 DETAIL_CHARACTERS = 600
 
-# A map in librdkafka's tests has an invalid order: of two partitions of two topics each comes before the other. A
+# A map in librdkafka's tests has an invalid order: two partitions of two topics each compare as less than the other. A
 # consumer that has read both topics corrupts the map and sometimes ends with SIGSEGV, with any broker (8 of 15 runs
 # with this one, 1 of 9 with Apache Kafka 4.2).
 MAP_OF_THEIRS = Path("tests", "0113-cooperative_rebalance.cpp")
 NO_ORDER = "if (a.partition < b.partition)"
 AN_ORDER = f"if (a.partition > b.partition) return false;\n    {NO_ORDER}"
 
-# The rest of their configuration, beside the address. They use PLAIN, because SCRAM of Debian's library sends a nonce
-# that Kafka refuses since 3.7.2 (CVE-2024-56128).
+# The remaining configuration of these tests, without the address. They use PLAIN, because SCRAM of Debian's library
+# sends a nonce that Kafka refuses since 3.7.2 (CVE-2024-56128).
 SECURED: Mapping[str, Callable[[SecuredGateway], str]] = {
     "0126_oauthbearer_oidc": lambda gateway: (
         f"bootstrap.servers={gateway.oauth}\nsecurity.protocol=SASL_PLAINTEXT\nsasl.mechanism=OAUTHBEARER\n"
@@ -104,7 +106,9 @@ _OUTCOMES = {"PASSED": "passed", "SKIPPED": "skipped"}
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """One entry of the table of librdkafka's tests. `number` selects a run; several tests may share a number."""
+    """One entry of the table of librdkafka's tests. `number` selects the tests to run; several tests may share a
+    number.
+    """
 
     name: str
     scenario: str
@@ -117,7 +121,9 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A test as the allow list names it: whole, or `<test>: <part>`, where `part` occurs in its subtests' names."""
+    """A test as the allow list names it: a whole test, or `<test>: <part>`, where `part` occurs in the names of its
+    subtests.
+    """
 
     test: str
     part: str = ""
@@ -136,9 +142,9 @@ class Choice:
 class AllowList:
     """The list of tests.
 
-    `version` is the one for which it was made. Tests of `newer` need a newer library, those of `with_java` a Java
-    client, and those of `with_authorizer` a broker that has one; all are part of `run`. `left_out` gives the reason of
-    each choice that does not run. Tests in `unserved` would run if a gateway served what they need.
+    `version` is the version for which the list was made. Tests of `newer` need a newer library, those of `with_java` a
+    Java client, and those of `with_authorizer` a broker that has one; all are part of `run`. `left_out` gives the
+    reason of each choice that does not run. Tests in `unserved` would run if a gateway served what they need.
     """
 
     version: str
@@ -174,7 +180,7 @@ class AllowList:
         return self.limits_s.get(choice, self.limit_s)
 
     def faults(self, version: str, there: Mapping[str, Test]) -> list[str]:
-        """Return the list's faults for the tests that exist."""
+        """Return the errors of the list, compared with the tests that exist."""
         chosen = {choice.test for choice in (*self.run, *self.left_out)}
         faults: list[str] = []
         if version == self.version:
@@ -199,22 +205,23 @@ def tests_of(source: Path) -> dict[str, Test]:
     tests: dict[str, Test] = {}
     for entry in table.split("_TEST(")[1:]:
         name = entry.partition(",")[0].strip()
-        # Take the first of several scenarios, which commas separate.
+        # Commas separate several scenarios. Take the first one.
         scenario = re.search(r'\.scenario\s*=\s*"([^",]+)', entry)
         tests[name] = Test(name, scenario[1] if scenario else "default", "TEST_F_LOCAL" in entry)
     return tests
 
 
 def build(folder: Path) -> None:
-    """Fetch, unpack and compile, once. If apt has no source package, record that for `run`."""
+    """Fetch, unpack and compile, once. If apt has no source package, write that down for `run`."""
     _build_tests(folder)
     if (folder / "source").exists():
         _build_java(folder)
 
 
 def _build_java(folder: Path) -> None:
-    """Build the Java classes of librdkafka's tests and the script that starts them, beside the parts of a Kafka
-    distribution that the script uses."""
+    """Build the Java classes of librdkafka's tests and the script that starts them. The folder also holds the parts of
+    a Kafka distribution that the script uses.
+    """
     built, jars = folder / JAVA, folder / "kafka-tools"
     if shutil.which("javac") is None or not java_tools.fetch(jars):
         shutil.rmtree(built, ignore_errors=True)
@@ -259,10 +266,10 @@ def _build_tests(folder: Path) -> None:
         return
     mend(source)
     jobs = f"-j{os.cpu_count() or 1}"
-    # Include the headers as system headers, because the configure check treats any warning as an error.
+    # Include the headers as system headers, because the configure check treats every warning as an error.
     environment = {**os.environ, "CPPFLAGS": f"-isystem {folder / JSON_PACKAGE / 'include'}"}
     for command in (["./configure"], ["make", jobs, "libs"], ["make", "-C", "tests", jobs, "build"]):
-        # Nothing that these commands print may be taken for an answer.
+        # Nothing that these commands print may be mistaken for an answer.
         subprocess.run(command, cwd=source, env=environment, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr)
     version = source.name.removeprefix(f"{PACKAGE}-")
     source.rename(folder / "source")
@@ -270,7 +277,8 @@ def _build_tests(folder: Path) -> None:
 
 
 def _fetch(folder: Path) -> Path | None:
-    """Fetch and unpack the source package. None if apt's sources do not have it, SystemExit if they do not answer.
+    """Fetch and unpack the source package. Return None if apt's sources lack the package, and raise SystemExit if they
+    do not respond.
 
     apt gets lists, cache and sources of its own. The sources are copies of the machine's, for source packages.
     """
@@ -287,11 +295,11 @@ def _fetch(folder: Path) -> Path | None:
             'Dir::Etc::sourcelist "/dev/null";\n'
             f'Dir::Etc::sourceparts "{private}/sources";\n'
             'APT::Sandbox::User "root";\n'
-            # Disable what the machine does after an update of its own lists.
+            # Disable the hooks that the machine runs after an update of its own lists.
             "#clear APT::Update::Post-Invoke;\n"
             "#clear APT::Update::Post-Invoke-Success;\n"
         )
-        # The source that failed may not be the one that has the package.
+        # The source that failed need not be the source that has the package.
         unanswered = _apt_get(["-o", "APT::Update::Error-Mode=any", "update"], configuration, private)
         if _apt_get(["source", PACKAGE], configuration, private):
             if unanswered:
@@ -332,7 +340,7 @@ def _asking_for_source(text: str, suffix: str) -> str:
 
 def answer(scenario: str, outcome: str, seconds: float, detail: str) -> None:
     row = {"scenario": f"upstream.{scenario}", "outcome": outcome, "seconds": round(seconds, 3), "detail": detail}
-    sys.stdout.write(json.dumps(row) + "\n")  # Print the line in one write, because other threads print lines, too.
+    sys.stdout.write(json.dumps(row) + "\n")  # Print the line in one write, because other threads also print lines.
     sys.stdout.flush()
 
 
@@ -357,7 +365,7 @@ def run(folder: Path) -> None:
         if choice.test in there and (not wanted or choice.scenario in wanted):
             answer(choice.scenario, "unserved" if choice in allowed.unserved and not kafka else "skipped", 0.0, reason)
     newer = _newer_library()
-    # Tests of one number and scenario run together.
+    # Tests with the same number and scenario run together.
     runs: dict[tuple[str, str, str, bool], list[Choice]] = defaultdict(list)
     for choice in running:
         if wanted and choice.scenario not in wanted:
@@ -393,7 +401,7 @@ def run(folder: Path) -> None:
             runner.bootstraps[RACKS] = stack.enter_context(racked(RACKS_SETTINGS, kafka=kafka))
         limits_s = {key: sum(allowed.limit_of(choice) for choice in choices) for key, choices in runs.items()}
         pool = stack.enter_context(ThreadPoolExecutor(PARALLEL))
-        # The longest run first, so that it does not run alone at the end.
+        # Start the longest run first, so that it does not run alone at the end.
         order = sorted(runs, key=lambda key: -limits_s[key])
         for future in [pool.submit(runner.run, *key, runs[key], limits_s[key]) for key in order]:
             future.result()
@@ -401,9 +409,8 @@ def run(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Run librdkafka's test program.
-
-    `java`: its Java classes, if any. `newer`: a library that replaces its own. `bootstraps`: the gateways by name.
+    """Runs librdkafka's test program. `java` is the folder of its Java classes, if any. `newer` is a library that
+    replaces its own. `bootstraps` holds the gateways' addresses by name.
     """
 
     source: Path
@@ -413,10 +420,10 @@ class Runner:
     bootstraps: dict[str, str]
     allowed: AllowList
     asking: list[SecuredGateway] = field(default_factory=list)
-    """The gateway with authentication, if any test needs one."""
+    """The gateway with authentication, None if no test needs it."""
 
     def broker_of(self, scenario: str, choices: Sequence[Choice]) -> str:
-        """Return the name of the gateway for these tests."""
+        """Return the name of the gateway on which these tests run."""
         return AUTHORIZER if self.allowed.with_authorizer.issuperset(choices) else scenario
 
     @property
@@ -428,7 +435,7 @@ class Runner:
         return self.work / "kafka"
 
     def libraries(self, *, newer: bool) -> str:
-        """Return the value for LD_LIBRARY_PATH, by which the test program finds its library."""
+        """Return the LD_LIBRARY_PATH with which the test program finds its library."""
         folders = [self.source / "src", self.source / "src-cpp"]
         if newer and self.newer is not None:
             folder = Path(tempfile.mkdtemp(dir=self.work))
@@ -457,10 +464,10 @@ class Runner:
         if any(call in code for call in ("test_kafka_topics(", "test_kafka_cmd(", "test_run_java(")):
             environment |= {"KAFKA_PATH": str(self.kafka), "BROKERS": bootstrap}
         if "test_run_java(" in code:
-            # The program lets `make` compile them, and starts them by what it finds in its folder.
+            # The program lets `make` compile the Java classes, and starts them if it finds them in its folder.
             (directory / "Makefile").write_text("java:\n.PHONY: java\n")
             (directory / "java").symlink_to(self.java)
-        # -L leaves out the tests of this number that need no broker.
+        # -L excludes the tests of this number that need no broker.
         command = [str(self.tests / "test-runner"), "-p1", "-L", "-s", "default" if scenario == RACKS else scenario]
         output: list[str] = []
         errors = directory / "stderr"
@@ -505,7 +512,7 @@ def _matches(pattern: re.Pattern[str], lines: Sequence[str]) -> list[str]:
 
 
 def _failure(lines: Sequence[str], test: str) -> str:
-    """Return where the test failed first, with its message."""
+    """Return the place and the message of the test's first failure."""
     for line, reason in itertools.pairwise(lines):
         match = _FAILED.match(line)
         if match and match[1].startswith(test):
@@ -529,7 +536,7 @@ def version(folder: Path) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    # Only answers may appear on stdout, but Postgres logs when it starts.
+    # Only answers may appear on stdout, but Postgres prints a log when it starts.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     step, folder = arguments
     if step == "build":

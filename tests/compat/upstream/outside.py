@@ -1,9 +1,9 @@
 """HTTP interface by which a test program gets brokers of its own: `POST /open`, `/close`, `/stop`, `/start`.
 
 The one idea: a test that was written for a cluster inside its own process gets one outside of it, with the broker
-settings that it asks for. The cluster consists of nodes on a database of their own, in one Postgres for all, or of one
-node of Apache Kafka. It is fresh. Tests that leave behind only topics and groups may get a used cluster, from which
-these were deleted.
+settings that it asks for. The cluster consists of nodes on a database of their own, or of one node of Apache Kafka. All
+databases are in one Postgres. The cluster is new. Only tests that leave behind nothing but topics and groups may get a
+used cluster, from which topics and groups were deleted.
 """
 
 from __future__ import annotations
@@ -39,31 +39,37 @@ LOWEST = {
     "group.consumer.session.timeout.ms": "group.consumer.min.session.timeout.ms",
     "group.consumer.heartbeat.interval.ms": "group.consumer.min.heartbeat.interval.ms",
 }
-"""A broker refuses a value below its bound. So the bound follows the value if a test does not set it."""
+"""Each of these settings has a lower bound, which is a setting of its own. A broker refuses a value below the bound. So
+if a test does not set the bound, it is set to the value.
+"""
 OURS = (
     *("listeners", "advertised.listeners", "controller.listener.names", "process.roles"),
     *("node.id", "broker.id", "broker.rack", "log.dirs"),
 )
-"""Addresses, ids and directories that a test may not set."""
+"""Settings that a test may not change: addresses, ids and directories."""
 CONTROLLER = "CONTROLLER"
 FIRST_CONTROLLER = 3000
-"""Id of the first node that is only a controller, as in a cluster inside a test's process."""
+"""Id of the first node that is only a controller. Clusters inside a test's process use the same id."""
 PROTOCOL_MAP = "listener.security.protocol.map"
 OF_OUR_LISTENER = "PLAINTEXT:PLAINTEXT"
-"""The only listener of a node here. A map without it is not meant for the node."""
+"""The name of a node's only listener here. If a test's listener map lacks this name, the map is not applied to the
+node.
+"""
 LOG_CHARACTERS = 2000
 ADMIN_SECONDS = 10.0
 
 
 class _Place(NamedTuple):
-    """A node's number among the brokers and its number among the controllers, or None for a role it lacks."""
+    """A node's number among the brokers and among the controllers, None for a role that it does not have."""
 
     broker: int | None
     controller: int | None
 
 
 class _Started(NamedTuple):
-    """Brokers, the addresses of listeners with authentication, if any, and the addresses of controllers."""
+    """Started brokers: their addresses, the addresses of listeners with authentication, if any, and the addresses of
+    controllers.
+    """
 
     nodes: list[BrokerProcess]
     secured: Sequence[str] = ()
@@ -72,8 +78,9 @@ class _Started(NamedTuple):
 
 @dataclass(slots=True)
 class _Cluster:
-    """A cluster. `key` says which later requests it can serve; None means none. `secured` are the addresses of
-    listeners with authentication, if any."""
+    """A running cluster. A later request with the same `key` can also use it; with None, no later request can.
+    `secured` are the addresses of listeners with authentication, if any.
+    """
 
     nodes: list[BrokerProcess]
     secured: Sequence[str]
@@ -86,9 +93,9 @@ class _Cluster:
 class Gateways:
     """Fresh nodes for each request.
 
-    `most_nodes` gives the maximal number of nodes of a class or a test; others get one. Tests of `from_0` number their
-    nodes from 0, as a cluster inside a test's process does. Nodes of `roles`
-    tests are brokers, controllers or both, as requested; nodes of other tests are both.
+    `most_nodes` gives the maximal number of nodes of a class or a test; others get one. Tests in `from_0` number their
+    nodes from 0, as a cluster inside a test's process does. Nodes of `roles` tests are brokers, controllers or both, as
+    requested; nodes of other tests are both.
     """
 
     def __init__(
@@ -109,7 +116,7 @@ class Gateways:
         stack.callback(self._server.drop, url)
         protocol = str(asked.get("protocol", ""))
         if protocol:
-            # The program that asks for brokers uses the other listener, and prepares the users.
+            # The program that requests brokers uses the other listener, and creates the users.
             settings["super.users"] = ";".join(filter(None, (settings.get("super.users"), "User:ANONYMOUS")))
             asyncio.run(_know(url, [scram_user(text) for text in asked["users"]]))
         nodes: list[BrokerProcess] = []
@@ -170,7 +177,7 @@ class Gateways:
 
 
 def _places(asked: Mapping[str, Any], most: int, *, with_roles: bool) -> list[_Place]:
-    """Return the nodes to start, in order. `most` is their maximal number if roles do not matter."""
+    """Return the nodes to start, in order. `most` is the maximal number of nodes if roles do not matter."""
     brokers, controllers = int(asked["brokers"]), int(asked.get("controllers", 0))
     if not with_roles:
         count = min(max(brokers, controllers), most)
@@ -187,15 +194,15 @@ def _places(asked: Mapping[str, Any], most: int, *, with_roles: bool) -> list[_P
 
 
 def most_nodes(given: Mapping[str, int], test: str) -> int:
-    """Return the largest number of nodes for `Class.method`: its own entry, or its class' entry, or one."""
+    """Return the maximal number of nodes of `Class.method`: its own entry, or the entry of its class, or one."""
     return given.get(test, given.get(test.partition(".")[0], 1))
 
 
 class Kafkas:
-    """One node of Apache Kafka, for any number of nodes that a test requests."""
+    """Clusters of Apache Kafka. Each is one node, however many nodes a test requests."""
 
     def particulars(self, test: str) -> tuple[()]:
-        """Tests get the broker settings that they request."""
+        """Accept every request: each test gets the broker settings that it requests."""
         return ()
 
     def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> _Started:
@@ -225,7 +232,7 @@ class Brokers:
             cluster = self._idle.pop(key, None) if key is not None else None
             others, self._idle = self._idle, {}
         for other in others.values():
-            # Two clusters of six nodes need more connections than the shared Postgres has.
+            # Two clusters of six nodes need more connections than the shared Postgres offers.
             other.stack.close()
         if cluster is None:
             with contextlib.ExitStack() as stack:
@@ -247,7 +254,7 @@ class Brokers:
         return opened
 
     def key_of(self, asked: Mapping[str, Any]) -> str | None:
-        """Return the key of requests that this cluster can also serve, or None for none."""
+        """Return the key for requests that this cluster can serve later, or None if it can serve no other request."""
         test = str(asked["test"])
         if test.partition(".")[0] not in self._sharing:
             return None
@@ -267,7 +274,7 @@ class Brokers:
             cluster.stack.close()
             return {}
         with self._lock:
-            # One cluster waits for the next test, because settings seldom differ from one test to the next.
+            # Keep one cluster for the next test, because most tests request the same settings as the previous test.
             self._idle[cluster.key] = cluster
         return {}
 
@@ -289,7 +296,9 @@ class Brokers:
 
 
 def _emptied(bootstrap: str) -> bool:
-    """Return whether all topics and groups could be deleted. A client that a test left behind may still be a member."""
+    """Delete all topics and groups. Return whether that succeeded: a client that a test left behind may still be a
+    member.
+    """
     admin = AdminClient({"bootstrap.servers": bootstrap})
     try:
         groups = [group.group_id for group in admin.list_consumer_groups().result(ADMIN_SECONDS).valid]
@@ -305,7 +314,7 @@ def _emptied(bootstrap: str) -> bool:
 
 
 def _end(node: BrokerProcess) -> None:
-    """End the node without a handover, because its database is dropped too."""
+    """Kill the node without a handover, because its database is dropped too."""
     if node.running:
         node.kill()
     sys.stderr.write(node.log_tail()[-LOG_CHARACTERS:] + "\n")
@@ -317,8 +326,9 @@ def _with_bounds(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def served(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that a gateway knows and accepts. The others concern a broker's disks, threads and
-    replicas."""
+    """Return the settings that a gateway knows and accepts. The other settings concern a broker's disks, threads and
+    replicas.
+    """
     taken: dict[str, str] = {}
     for name, value in _with_bounds(settings).items():
         key = find_broker_config(name)
@@ -333,7 +343,7 @@ def served(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def scram_user(text: str) -> ScramCredential:
-    """Parse `SCRAM-SHA-256=[name=alice,password=secret]`, as kafka-storage writes it."""
+    """Parse `SCRAM-SHA-256=[name=alice,password=secret]`, the notation of kafka-storage."""
     mechanism_name, _, rest = text.partition("=")
     fields = dict(part.split("=", 1) for part in rest.strip("[]").split(","))
     mechanism, salt = MECHANISMS[mechanism_name], secrets.token_bytes(SALT_BYTES)
@@ -366,7 +376,7 @@ def door(
     roles: Collection[str] = (),
     kafka: bool = False,
 ) -> Iterator[str]:
-    """Yield the interface's address while the context lasts. Then end everything that the interface has opened."""
+    """Yield the interface's address while the context lasts. Then end every cluster that the interface has opened."""
     with contextlib.ExitStack() as stack:
         if kafka:
             brokers = Brokers(Kafkas(), sharing)
@@ -382,7 +392,7 @@ def door(
                 status, said = 200, b""
                 try:
                     said = json.dumps(actions[self.path](asked)).encode()
-                except Exception as error:  # The test receives any error.
+                except Exception as error:  # Any error is returned to the test.
                     traceback.print_exception(error)
                     status, said = 500, str(error)[-LOG_CHARACTERS:].encode()
                 self.send_response(status)

@@ -1,6 +1,4 @@
-"""Brokers, each in a rack of its own, that redirect consumers to the replica in the consumer's rack, for tests of
-KIP-392.
-"""
+"""Brokers with one rack each. They redirect consumers to the replica in the consumer's rack, for tests of KIP-392."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ def racked(settings: Mapping[str, str], *, kafka: bool) -> Iterator[str]:
         if not kafka:
             yield started(GatewayNodes(directory(), settings, BROKERS, settings_of)).bootstrap
             return
-        APACHE_KAFKA.version()  # This fetches Kafka's jars.
+        APACHE_KAFKA.version()  # This downloads Kafka's jars.
         controller = KafkaProcess(directory(), settings={}, role="controller")
         started(controller)
         brokers = [

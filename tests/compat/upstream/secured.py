@@ -1,7 +1,6 @@
-"""A gateway with authentication, by SASL or by TLS, used by those tests of other projects that need one.
-
-The one idea: these suites start against a gateway without authentication. Tests that need another gateway get it here,
-with users, certificates and the names of their environments.
+"""A gateway with authentication, by SASL or by TLS, for tests of other projects that need one. The one idea: these
+suites normally run against a gateway without authentication. Tests that need authentication get this gateway, with
+users, certificates and the variables of their environments.
 """
 
 from __future__ import annotations
@@ -37,8 +36,9 @@ class SecuredGateway:
     client: Certificate
     """Certificate with a key that has KEY_PASSWORD."""
     environment: Mapping[str, str]
-    """Variables of librdkafka's tests: the client's certificates in every encoding, and where access tokens are
-    issued."""
+    """Variables of librdkafka's tests: the client's certificates in every encoding, and the address that issues access
+    tokens.
+    """
 
 
 @contextlib.contextmanager
@@ -89,7 +89,9 @@ def secured_gateway() -> Iterator[SecuredGateway]:
 
 
 def _given_out(issuer: Issuer, place: Published) -> dict[str, str]:
-    """Publish tokens for librdkafka's test of OIDC: a valid one, one signed by an unknown key, and an expired one."""
+    """Publish tokens for librdkafka's test of OIDC: a valid token, a token signed by an unknown key, and an expired
+    token.
+    """
     now = int(time.time())
     right = issuer.token(exp=now + 3_600)
     tokens = {

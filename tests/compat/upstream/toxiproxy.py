@@ -1,8 +1,8 @@
 """The part of Toxiproxy that Sarama's functional tests use: five ports that lead to five brokers, with faults.
 
 The one idea: those tests reach broker N at 127.0.0.1:2909N and ask a Toxiproxy to cut, delay or reset its connections.
-Here each such port leads to one node of the gateway, and the control interface serves the four requests that they send.
-It knows two toxics: `latency` of answers, and an immediate `reset_peer`.
+Here each such port leads to one node of the gateway, and the control interface serves the four requests that the tests
+send. It knows two toxics (faults): `latency` of answers, and an immediate `reset_peer`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Address = tuple[str, int]
 
 
 class Proxy:
-    """One port that leads to `target` while enabled. OSError if the port is taken."""
+    """One port that leads to `target` while enabled. Raise OSError if the port is taken."""
 
     def __init__(self, name: str, port: int, target: Address) -> None:
         self.name = name
@@ -57,7 +57,7 @@ class Proxy:
                 self._listener = socket.create_server(("127.0.0.1", self.port))
                 threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
             elif not enabled and self._listener is not None:
-                _shut(self._listener)  # This wakes the thread in accept.
+                _shut(self._listener)  # This wakes the thread that waits in accept.
                 self._listener.close()
                 self._listener = None
                 for connection in self._connections:
@@ -111,8 +111,8 @@ class Proxy:
                     time.sleep(self._latency_s)
                 sink.sendall(data)
         if answers:
-            # The broker has closed the connection. A client that sends once more must find the end of the answers, as
-            # over a network. A reset would arrive before the client reads, if both are on one machine.
+            # The broker has closed the connection. If the client sends another request, it must see the end of the
+            # answers, as over a network. If both are on one machine, a reset would arrive before the client reads.
             with contextlib.suppress(OSError):
                 sink.shutdown(socket.SHUT_WR)
             return
@@ -133,8 +133,9 @@ def _reset(client: socket.socket) -> None:
 
 
 def _turn_away(client: socket.socket) -> None:
-    """Close so that the client finds the end of the answers. If its bytes were left unread, the kernel would send a
-    reset."""
+    """Close so that the client sees the end of the answers. If unread bytes were left, the kernel
+    would send a reset.
+    """
     with client, contextlib.suppress(OSError):
         client.shutdown(socket.SHUT_WR)
         while client.recv(CHUNK_BYTES):
@@ -148,7 +149,7 @@ def _shut(end: socket.socket) -> None:
 
 @contextlib.contextmanager
 def toxiproxy(targets: Sequence[Address]) -> Iterator[str]:
-    """Let `kafka1` and so on lead to the targets in turn, and yield the address of the control interface."""
+    """Let `kafka1` and so on lead to the targets in order, and yield the address of the control interface."""
     proxies = {f"kafka{i + 1}": Proxy(f"kafka{i + 1}", FIRST_PORT + i, target) for i, target in enumerate(targets)}
 
     class Control(BaseHTTPRequestHandler):

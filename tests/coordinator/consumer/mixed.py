@@ -1,4 +1,4 @@
-"""A group whose members speak both protocols: every step goes through both machines, as in the gateway."""
+"""A group whose members speak both protocols. Every step runs in both machines, as in the gateway."""
 
 from __future__ import annotations
 
@@ -94,14 +94,16 @@ class Mixed:
         return isinstance(self.group, ConsumerGroup)
 
     def play(self, event: Any) -> Any:
-        """Return the answer, or None if it is still pending (`answers` receives it later)."""
+        """Process the event. Return the answer, or None if the answer is still pending (`answers`
+        receives it later).
+        """
         self.last = MACHINES.step(self.group, event, self.cluster, self.now_ms, self.settings)
         self.group = self.last.group
         self.answers.update(self.last.replies)
         return self.answers.get(getattr(event, "request_id", -1))
 
     def restart(self) -> None:
-        """Let another node read the stored group."""
+        """Let another node read the stored group and continue it."""
         machine = MACHINES.of(self.group)
         members = {
             member_id: machine.stored_member(self.group, member_id) for member_id in machine.member_ids(self.group)

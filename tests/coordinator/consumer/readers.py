@@ -1,7 +1,7 @@
-"""Readers that call the coordinator directly. There is a log with committed offsets, and the coordinator sees of it as
-much as in a gateway.
+"""Readers that call the coordinator directly. They share a log with committed offsets.
 
-Time stands still while the readers settle, so that the result of a decision is not confused with the passing of time.
+The coordinator sees as much of this log as in a gateway. The clock stands still while the readers settle, so that a
+decision cannot be mistaken for the effect of a timeout.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class PlayedReaders(Readers):
         return sum(each.target is not None for each in self._scene.group.moving.values())
 
     def _look(self) -> None:
-        """Report to the coordinator how far its sources have committed."""
+        """Report to the coordinator how far the sources of its handoffs have committed."""
         found: list[Drained] = []
         for each in draining(self._scene.group):
             assert isinstance(each.topic, UUID)
@@ -166,7 +166,7 @@ class PlayedReaders(Readers):
 
 
 class _Told(Scene):
-    """Records why waits ended."""
+    """Records why each wait ended."""
 
     def __init__(self, topics: dict[str, int], settings: ConsumerSettings) -> None:
         super().__init__(topics, settings)

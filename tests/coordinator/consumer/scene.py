@@ -24,7 +24,7 @@ TOPIC_NAMES: dict[UUID, str] = {}
 
 
 def topic_id(name: str) -> UUID:
-    """Return a member id. Ids sort like the names in the tests: by their first letters."""
+    """Return an id for the name. Ids sort like the names in the tests: by their first letters."""
     found = UUID(bytes=name.encode()[:16].ljust(16, b"\0"))
     TOPIC_NAMES[found] = name
     return found
@@ -88,7 +88,7 @@ class Scene:
         return self.heartbeat(member, 0, {}, **(given | more))
 
     def told(self, reply: ConsumerGroupHeartbeatReply) -> tuple[int, Named | None]:
-        """Return the epoch and the assignment of an answer without error."""
+        """Return the epoch and the assignment of an answer that has no error."""
         assert reply.error is ErrorCode.NONE, reply
         return reply.member_epoch, None if reply.assignment is None else named(reply.assignment)
 

@@ -42,14 +42,14 @@ def check_valid(given_: Given, subscribers: dict[MemberId, Subscriber], counts: 
 
 
 def moved(before: Given, after: Given) -> int:
-    """Return how many partitions moved from a member that is still there to another member."""
+    """Return how many partitions moved from a member that is still present to another member."""
     owner = {pair: member_id for member_id, held in after.items() for pair in pairs(held)}
     return sum(owner[pair] != each for each, held in before.items() if each in after for pair in pairs(held))
 
 
 def fewest_moves(before: Given, after: Given) -> int:
-    """Return the fewest moves that any even assignment to these members needs. Members keep the
-    most partitions if those that had the most before get the larger shares.
+    """Return the fewest moves that any even assignment to these members needs. The most partitions stay if the members
+    with the most partitions get the larger shares.
     """
     share, larger = divmod(sum(map(size, after.values())), len(after))
     sizes = sorted((size(before.get(each, {})) for each in after), reverse=True)
@@ -60,7 +60,7 @@ def fewest_moves(before: Given, after: Given) -> int:
 @settings(max_examples=300, deadline=None)
 @given(counts_of_topics, st.lists(names, min_size=2, max_size=5))
 def test_uniform_is_even_with_the_fewest_moves(counts: dict[UUID, int], groups: list[set[MemberId]]) -> None:
-    """Check the assignor's rules through any series of joins and leaves, all at once or one by one."""
+    """Check the assignor's rules after any series of joins and leaves, all at once or one by one."""
     topic_ids = frozenset(counts)
     last: Given = {}
     for members in groups:
@@ -78,9 +78,7 @@ def test_uniform_is_even_with_the_fewest_moves(counts: dict[UUID, int], groups: 
 def test_spread_stays_even_with_the_fewest_moves_step_by_step(
     counts: dict[UUID, int], groups: list[set[MemberId]]
 ) -> None:
-    """The shares of departed members are distributed, new members get theirs, and the other shares
-    are not inspected.
-    """
+    """The shares of departed members are distributed, and new members get their shares. No other share is inspected."""
     topic_ids = frozenset(counts)
     last = dict(uniform(alike(groups[0], topic_ids, {}), counts))
     spread = spread_of(last, counts)
@@ -104,7 +102,9 @@ def test_spread_stays_even_with_the_fewest_moves_step_by_step(
 def test_uniform_is_balanced_with_different_subscriptions(
     counts: dict[UUID, int], groups: list[dict[MemberId, set[UUID]]]
 ) -> None:
-    """No partition could go to a subscriber that has two fewer; and an even assignment does not move."""
+    """No partition could move to a subscriber that owns two fewer partitions. An assignment that is already even does
+    not change.
+    """
     last: Given = {}
     for members in groups:
         subscribers = {

@@ -1,4 +1,4 @@
-"""Classic members in a consumer group: the error matrix, identities, timers and answers."""
+"""Classic members in a consumer group: the error matrix, ids, timers and answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def consumers(*members: str) -> Mixed:
 
 
 def settled(*, protocol: str = "range", instance: str | None = None) -> tuple[Mixed, int]:
-    """Return a scene with a (consumer) and k (classic), each with half of the partitions, and the epoch of both."""
+    """Return a scene with members a (consumer) and k (classic), each with half of the partitions, and the epoch of
+    both.
+    """
     scene = consumers()
     scene.join("" if instance else "k", offer(protocol), new_id="k", instance=instance)
     scene.beat("a", 1)
@@ -74,8 +76,9 @@ def test_older_versions_join_at_once():
     ],
 )
 def test_removed_classic_member_joins_anew(claim: dict[str, object], error: ErrorCode):
-    """A member that claims partitions is refused: other members have read them further, and it would continue from its
-    own position."""
+    """A removed member that claims partitions is refused. Other members have read these partitions further, and the
+    removed member would continue from its own position.
+    """
     scene = consumers()
     joined = scene.join("k", offer("cooperative-sticky", **claim))  # type: ignore[arg-type]
     assert joined is not None
@@ -108,7 +111,7 @@ def test_static_classic_member_replaces_a_silent_consumer_member():
     assert (joined.error, joined.generation_id) == (NONE, 2)
     assert scene.share("k", 2, instance="i") == {"t": {2, 3}}
     assert scene.beat("b", 2, instance_id="i").error is FENCED
-    # Then a process of the consumer protocol replaces this one in turn.
+    # Later, a process of the consumer protocol replaces the classic one.
     assert scene.told(scene.enter("c", instance_id="i")) == (2, {"t": {2, 3}})
     assert scene.alive("k", 2, instance="i") is FENCED
 
@@ -167,7 +170,9 @@ def test_member_of_one_protocol_is_unknown_to_the_other():
 
 
 def test_late_request_on_an_older_connection_is_ignored():
-    """The request says that the member owns nothing; since then it was assigned partitions on a newer connection."""
+    """The late request reports that the member owns nothing. Since then the member was assigned partitions on a newer
+    connection.
+    """
     scene, epoch = settled()
     scene.join("k", connection_number=5)
     scene.share("k", epoch)
@@ -177,7 +182,9 @@ def test_late_request_on_an_older_connection_is_ignored():
 
 
 def test_claim_of_another_generation_is_ignored():
-    """The member has not received its last assignment, but may act as its owner. The next answer settles this."""
+    """The member has not received its last assignment, but may act as the owner of these partitions. The next answer
+    decides.
+    """
     scene, epoch = settled(protocol="cooperative-sticky")
     scene.enter("b")
     scene.join("k", offer("cooperative-sticky", owned={"t": {2}}, generation=epoch - 1))

@@ -1,4 +1,4 @@
-"""A pattern matches only topics that its member may describe: real ACLs on the pure machine."""
+"""A pattern matches only topics that its member may describe. The test uses real ACLs on the machine alone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_pattern_matches_topics_that_its_member_may_describe():
 
 
 async def test_named_topics_are_not_filtered():
-    """A client that names a topic has been checked for it before."""
+    """The heartbeat's handler has already checked a client that names a topic."""
     scene = Scene(logs())
     obey(scene, await allowing())
     named = LOGS | {"subscribed_topic_names": ("logs-b",)}
@@ -77,7 +77,7 @@ async def test_changed_acls_move_partitions():
 
 
 async def test_changed_acls_of_one_member_move_its_partitions():
-    """The topics that all members together may describe stay the same."""
+    """The set of topics that at least one member may describe stays the same."""
     scene = Scene(logs())
     everything = [(who, name) for who in (ALICE, BOB) for name in ("logs-a", "logs-b")]
     obey(scene, await allowing(*everything))
@@ -91,7 +91,7 @@ async def test_changed_acls_of_one_member_move_its_partitions():
 
 
 async def test_acls_that_pass_to_another_member_move_partitions():
-    """After the change as many members see each topic as before, but one of them is another member."""
+    """After the change each topic is visible to as many members as before, but one of them is another member."""
     scene = Scene(logs())
     carol = "User:carol"
     obey(scene, await allowing((ALICE, "logs-a"), (ALICE, "logs-b"), (BOB, "logs-a"), (carol, "logs-a")))
@@ -115,7 +115,7 @@ async def test_topic_that_no_member_may_describe_changes_nothing():
 
 
 async def test_members_with_the_same_acls_are_checked_once():
-    """A joining member costs only what moves, however many hosts there are, and no topic is checked twice."""
+    """A join checks only the topics of the new member, however many hosts exist. No topic is checked twice."""
     scene = Scene(logs())
     obey(scene, await allowing(("User:*", "logs-a"), ("User:*", "logs-b")))
     for member in "ab":
@@ -141,7 +141,7 @@ async def test_member_that_returns_as_another_principal_is_matched_anew():
 
 
 async def test_member_that_returns_as_another_members_principal_is_matched_anew():
-    """The topics that the group's patterns match, and the differences between members, stay the same."""
+    """The topics that the group's patterns match in total, and the differences between members, stay the same."""
     scene = Scene(logs())
     obey(scene, await allowing((ALICE, "logs-a"), (BOB, "logs-b")))
     for member, principal in (("a", ALICE), ("b", BOB), ("c", ALICE)):

@@ -1,4 +1,4 @@
-"""Joins, reconciliation, subscriptions, topics, timers and leaves, an answer at a time."""
+"""Joins, reconciliation, subscriptions, topics, timers and leaves of consumer groups, one answer at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ A, B = MemberId("a"), MemberId("b")
 
 
 def both() -> Scene:
-    """Return a scene with a (partitions 0 and 1) and b (2 and 3), both at epoch 2 with their assignments taken over."""
+    """Return a scene with members a (partitions 0 and 1) and b (2 and 3). Both are at epoch 2 and have taken over their
+    assignments.
+    """
     scene = Scene()
     scene.join("a")
     scene.join("b")
@@ -68,7 +70,8 @@ def test_partition_has_no_owner_between_old_and_new_owner():
 def test_member_that_has_not_reported_its_assignment_is_told_again_after_a_lost_response():
     """The coordinator may store an assignment, and lose Postgres or its connection before the answer.
 
-    A client that does not notice repeats plain requests, and would own nothing of the assignment for ever.
+    A client that does not notice continues with short heartbeats. Without a second answer it would never own the
+    assignment.
     """
     scene = Scene()
     scene.join("a")
@@ -92,7 +95,7 @@ def test_member_that_owns_no_revoked_partition_need_not_report():
 
 @pytest.mark.parametrize("so_far", [{}, {"t": {0}}], ids=["nothing yet", "one yet"])
 def test_partition_not_yet_taken_over_counts_as_not_released(so_far: dict[str, set[int]]):
-    """librdkafka 2.16 behaves like this if its application is slow to take over the first assignment."""
+    """librdkafka 2.16 behaves like this if its application takes over the first assignment slowly."""
     full = {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": ("t",)}
     scene = Scene()
     scene.join("a")
@@ -116,16 +119,19 @@ def test_member_need_not_take_over_an_assignment_that_shrank():
 
 
 class TestWhoIsSlowToTakeOver:
-    """A member with a slow application reports in full requests what it owned before, and then takes over all of its
-    first assignment, even if later answers revoked a part. (librdkafka and Java do so, after a restart for example.)
+    """A member with a slow application reports in full heartbeats the partitions that it owned before. Then it takes
+    over all of its first assignment, even if later answers revoked a part. (librdkafka and Java do so, for example
+    after a restart.)
     """
 
     def given_and_taken_away(self, before: dict[str, set[int]]) -> Scene:
-        """Return a scene where a has reported `before` and was assigned all of u as well, which b is to receive now."""
+        """Return a scene where member a has reported `before` and was also assigned all of topic u. Now the coordinator
+        moves u to member b.
+        """
         scene = Scene({"t": 2, "u": 2})
         scene.join("a", *before, "u")
         if before:
-            # The member has owned this for long.
+            # The member has owned this partition for a long time.
             member = scene.group.members[A]
             scene.group = replace(scene.group, members={A: replace(member, untaken=partitions(U))})
         scene.join("b", "u")
@@ -141,7 +147,7 @@ class TestWhoIsSlowToTakeOver:
         return scene.beat("a", scene.group.members[A].member_epoch, owned)[1]
 
     def others_share(self, scene: Scene) -> dict[str, set[int]]:
-        """Return the partitions of b after its next heartbeat."""
+        """Return the partitions of member b after its next heartbeat."""
         scene.beat("b", scene.group.members[B].member_epoch)
         return named(scene.group.members[B].assigned)
 
@@ -172,7 +178,9 @@ class TestWhoIsSlowToTakeOver:
 
     @before
     def test_releases_by_reporting_what_it_took_over(self, before: dict[str, set[int]]):
-        """A member from which partitions are revoked before it has begun takes over less, and acknowledges that."""
+        """The coordinator revokes partitions before the member has begun to take them over. The member takes over only
+        the others, and acknowledges those.
+        """
         scene = self.given_and_taken_away(before)
         assert self.delta(scene) == before
         assert self.delta(scene, before) is None
@@ -180,8 +188,8 @@ class TestWhoIsSlowToTakeOver:
 
     @before
     def test_acknowledges_known_topics_before_it_learns_of_another(self, before: dict[str, set[int]]):
-        """Java's client does so, and takes over the rest when it learns of the topic. It does not know yet that the
-        rest has another owner.
+        """Java's client does so, and takes over the other topic's partitions when it learns that topic's name. It does
+        not know yet that they have another owner.
         """
         scene = self.given_and_taken_away(before)
         assert self.delta(scene, before) == before | U, "it is told to take it over after all"
@@ -269,7 +277,7 @@ class TestWhoIsSlowToTakeOver:
 
 
 def read_back(scene: Scene, without: str | None = None) -> None:
-    """Let another coordinator read what is stored; each member lacks the field `without`, if it is given."""
+    """Let another coordinator read the stored group. If `without` is given, each stored member lacks this field."""
     stored = {key: CONSUMER.stored_member(scene.group, key) for key in scene.group.members}
     documents = {key: json.loads(json.dumps(row.document)) for key, row in stored.items() if row is not None}
     for document in documents.values():
@@ -527,7 +535,7 @@ def test_leave_frees_partitions_at_once():
 
 
 def test_a_member_that_joins_anew_owned_nothing():
-    """The member's client was fenced, or restarted with the same id."""
+    """The client was fenced, or restarted with the same member id."""
     scene = both()
     scene.join("c")
     assert scene.told(scene.join("b")) == (3, {"t": {2}})
@@ -606,7 +614,7 @@ class TestStaticMembers:
         assert scene.told(scene.join("a2", "u", instance_id="i")) == (2, {"u": {0, 1}})
 
     def test_returning_static_member_has_released_revoked_partitions(self):
-        """With an answer of epoch 0, the client would continue like a joining member without a full request."""
+        """If the answer had epoch 0, the client would continue like a joining member and send no full heartbeat."""
         scene = Scene()
         scene.join("a", instance_id="i")
         scene.beat("a", 1, ALL, instance_id="i")

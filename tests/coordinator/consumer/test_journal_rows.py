@@ -1,4 +1,6 @@
-"""Journal rows of a group that changes its protocol: they repeat all ownership, so that a reader knows each owner."""
+"""Journal rows of a group that changes its protocol. They repeat all ownership, so that a reader of the rows knows each
+owner.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ class Topics:
 
 
 class Journaled(Mixed):
-    """Keeps the rows of every step."""
+    """A scene that keeps the journal rows of every step."""
 
     def __init__(self) -> None:
         self.rows: list[JournalRow] = []
@@ -46,7 +48,7 @@ def events(rows: list[JournalRow]) -> list[tuple[str, str | None]]:
 
 
 def owned(rows: list[JournalRow]) -> dict[str, set[int]]:
-    """Return the owners that a reader of only these rows knows."""
+    """Return the owners according to a reader that sees only these rows."""
     known: dict[str, set[int]] = {}
     for row in rows:
         if isinstance(row, JournalOwnership):

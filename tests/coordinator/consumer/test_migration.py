@@ -32,7 +32,7 @@ from .scene import named, topic_id
 ALL = {"t": {0, 1, 2, 3}}
 GIVEN = {"t": {2, 3}}
 L = 2
-"""The connection on which l joins."""
+"""The connection on which member l joins."""
 DRAIN = HandoffSettings(HandoffMode.DRAIN, 30_000)
 REBALANCE = ErrorCode.REBALANCE_IN_PROGRESS
 
@@ -50,7 +50,7 @@ def test_a_group_of_one_is_upgraded_while_it_reads():
     assert held(scene) == {"k": ALL, "a": {}}
     assert scene.commit("k", generation).error is NONE, "what it has read is still its own to commit"
     assert scene.alive("k", generation) is REBALANCE
-    # The member is eager: it releases all partitions, then joins.
+    # The member is eager: it releases all partitions and then joins.
     joined = scene.join("k", offer())
     assert joined is not None
     assert (joined.error, joined.generation_id, joined.leader, joined.members) == (NONE, generation + 1, "", ())
@@ -101,7 +101,7 @@ def test_held_requests_must_join_again_after_an_upgrade(state: GroupState):
 
 
 def test_eager_member_that_has_just_joined_owns_nothing():
-    """The member waits at the barrier: it has released its partitions, so they are free."""
+    """The eager member waits for the end of the join phase. It has released its partitions before, so they are free."""
     scene = Mixed()
     scene.classic_group({"k": {"t": {0, 1}}, "l": {"t": {2, 3}}})
     scene.join("k", offer("range", topics=("t", "u")))
@@ -111,7 +111,7 @@ def test_eager_member_that_has_just_joined_owns_nothing():
 
 
 def test_cooperative_member_owns_its_claim_and_its_assignment():
-    """The member was assigned less than it claimed, and may not have released the rest yet."""
+    """The member was assigned fewer partitions than it claimed, and may not have released the others yet."""
     scene = Mixed()
     scene.join("", offer("cooperative-sticky"), new_id="k")
     scene.sync("k", 1, {"k": ALL})
@@ -123,8 +123,8 @@ def test_cooperative_member_owns_its_claim_and_its_assignment():
 
 
 def test_waiting_member_owns_nothing_of_its_assignment():
-    """The leader has assigned what another member reads, so the new owner's assignment is held. Now the partition has
-    no owner.
+    """The leader has assigned a partition that another member reads, so the new owner's SyncGroup is held. At this
+    moment the partition has no owner.
     """
     scene = Mixed()
     generation = scene.classic_group({"k": ALL, "l": {}}, "cooperative-sticky")
@@ -138,8 +138,8 @@ def test_waiting_member_owns_nothing_of_its_assignment():
 
 
 def draining(scene: Mixed) -> int:
-    """Return the epoch of a group where k has released two partitions and must commit what it was served of them, while
-    l, their new owner, waits.
+    """Return the epoch of a group where member k has released two partitions and must commit the records that it was
+    served. Their new owner l waits.
     """
     generation = scene.classic_group({"k": ALL, "l": {}}) + 1
     assert scene.group.leader_id == "k"
@@ -217,7 +217,7 @@ def test_pending_drain_continues_after_a_downgrade():
 
 
 def told_early() -> tuple[Mixed, int]:
-    """Like `draining`, but l was held as long as a client can be and then received its share. Then the group is
+    """Do the same as `draining`, but l was held for the maximal time and then received its share before the group was
     upgraded.
     """
     scene = Mixed(handoff=DRAIN, consumer={"handoff": DRAIN})
@@ -232,7 +232,7 @@ def told_early() -> tuple[Mixed, int]:
 
 
 def waits_for(scene: Mixed, connection: int = L) -> set[int]:
-    """Return the partitions that OffsetFetch on the connection reports as not settled."""
+    """Return the partitions whose committed offset OffsetFetch on this connection reports as unstable."""
     return {index for _, index in unsettled.awaited_by(scene.group, connection, "", "")}
 
 
@@ -479,7 +479,9 @@ def test_owned_partitions_in_a_subscription_do_not_hinder_an_upgrade():
 
 
 def test_only_a_join_upgrades():
-    """The coordinator must ask a member from before the downgrade to rejoin: GROUP_ID_NOT_FOUND would end it."""
+    """A member that has not noticed the downgrade sends a heartbeat. The coordinator must ask it to rejoin, because
+    GROUP_ID_NOT_FOUND would end the client.
+    """
     scene = Mixed()
     scene.classic_group({"k": ALL})
     assert scene.beat("a", 5).error is ErrorCode.UNKNOWN_MEMBER_ID
@@ -502,7 +504,7 @@ def test_a_static_member_may_come_back_with_the_other_protocol():
     assert (epoch, mine) == (generation, {"t": {0, 1}}), "nothing has changed but who speaks"
     assert scene.alive("k", generation, instance="i") is ErrorCode.FENCED_INSTANCE_ID
     assert scene.alive("l", generation, instance="j") is NONE
-    # Then the group is converted back.
+    # Then the group becomes a classic group again.
     back = scene.join("", offer(), instance="i", new_id="k2", version=9)
     assert back is not None
     assert not scene.is_consumer
@@ -534,8 +536,8 @@ def test_absent_static_member_returns_with_the_other_protocol():
 
 
 def with_a_pattern(scene: Mixed) -> tuple[int, dict[str, set[int]]]:
-    """Return a scene where a (subscribed by a pattern to what k read) and l own all their partitions: their epoch, and
-    a's share.
+    """Return a scene where a (subscribed by a pattern to the topics of k) and l own all their partitions. Return also
+    their epoch and the share of a.
     """
     epoch, mine = scene.told(scene.enter("a", instance_id="i", subscribed_topic_names=(), subscribed_topic_regex="t.*"))
     scene.join("l", offer(), instance="j")
@@ -565,7 +567,7 @@ def test_return_with_the_other_protocol_waits_if_shares_must_change(unsettled_by
     epoch, _ = scene.told(scene.enter("a", instance_id="i"))
     wanted = ("t", "u") if unsettled_by in ("other topics", "a move") else ("t",)
     if unsettled_by in ("a move", "what is to be drained"):
-        # The only reader of u releases some of t, which l is to receive.
+        # The only reader of topic u releases some partitions of t, which member l must receive.
         scene.beat("a", epoch, subscribed_topic_names=("t", "u"))
         if draining:
             scene.beat("a", epoch, subscribed_topic_names=("t",), owned={"t": {0, 1}})
@@ -619,8 +621,8 @@ def test_unsubscribed_partitions_are_revoked_if_another_member_ends_the_rebalanc
 
 
 def test_waiting_joiner_gets_a_share_if_another_member_ends_the_rebalance():
-    """Every other member keeps its partitions in the meantime, so nothing is left for the member, and no member lacks
-    anything.
+    """In the meantime all other members keep their partitions. So no partition is left for the new member, and every
+    partition has an owner.
     """
     scene = Mixed()
     shares = {"k": {"t": {0, 1}}, "l": {"t": {2, 3}}}
@@ -651,7 +653,7 @@ def test_the_last_static_member_alone_is_replaced_in_a_classic_group():
 
 
 def mixed(rebalance_timeout_ms: int = REBALANCE_MS) -> tuple[Mixed, int]:
-    """Return a scene where k (classic) and a (consumer) share the topic, and their epoch."""
+    """Return a scene where members k (classic) and a (consumer) share the topic, and the epoch of both."""
     scene = Mixed()
     generation = scene.classic_group({"k": ALL})
     scene.enter("a", rebalance_timeout_ms=rebalance_timeout_ms)
@@ -685,7 +687,7 @@ def test_members_rejoin_with_their_partitions_after_the_last_consumer_member_lea
 
 
 def test_lagging_member_survives_a_downgrade():
-    """The member's epoch is not the group's. It would be illegal as a generation."""
+    """The member's epoch lags behind the group's. As a generation it would be illegal."""
     scene, epoch = mixed()
     scene.enter("b")
     assert scene.group.members[MemberId("k")].member_epoch < scene.group.group_epoch
@@ -761,7 +763,7 @@ def test_adopted_has_group_conversion_replies_and_facts():
 
 
 def test_request_on_an_older_connection_is_stale_after_an_upgrade():
-    """The member joined again unchanged on connection 3 and was answered at once. Its earlier request on connection 2
+    """The member rejoined without changes on connection 3 and was answered at once. Its earlier request on connection 2
     arrives last.
     """
     scene = Mixed()

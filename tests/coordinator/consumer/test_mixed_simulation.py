@@ -1,4 +1,6 @@
-"""Seeded runs of groups that change their protocol, and a check that they find bugs planted in migration."""
+"""Seeded runs of groups that change their protocol. Another test puts bugs into the migration, and checks that such
+runs find them.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +29,18 @@ SEEDS_PER_BLOCK = 200
 """Each seed takes about 15 ms."""
 SEEDS_OF_MUTANTS = range(900, 1_500)
 FIND_THE_RAREST = (1216, 930, 939)
-"""Seeds that find a certain defect, which most other seeds do not find: late joins do harm in the first of them."""
+"""Seeds that find a certain defect, which most other seeds miss. In the first of them a late join does harm."""
 SEEDS_OF_MUTANTS_ABOUT_TOPICS = range(400)
-"""In two of these seeds, a leader that ignores changes of topics does harm."""
+"""In two of these seeds, a leader that ignores changes of topics causes a violation."""
 FIND_THE_RAREST_ABOUT_TOPICS = (77, 144)
-"""Seeds that found defects which most other seeds do not find."""
+"""Seeds that found defects which most other seeds miss."""
 
 BLOCKS_WITH_TOPICS = max(1, BLOCKS // 5)
-"""Runs in which topics are created, extended, deleted and created anew."""
+"""Seeds of runs in which topics are created, extended, deleted and recreated."""
 
 
 def conversions_seen(block: int, *, topics_change: bool = False) -> set[Conversion]:
-    """Return the conversions seen in one block of runs, each of which must be sound."""
+    """Run one block of seeds, each of which must keep the rules. Return the conversions of groups that happened."""
     seen: set[Conversion] = set()
     for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
         servers: list[MixedServer] = []
@@ -58,7 +60,7 @@ def test_every_seeded_run_keeps_the_rules(block: int) -> None:
 
 @pytest.mark.parametrize("block", first_always(range(BLOCKS_WITH_TOPICS), 1))
 def test_every_seeded_run_with_changing_topics_keeps_the_rules(block: int) -> None:
-    """The rules also hold with changing topics. In the end members read all partitions that exist."""
+    """The same rules with changing topics. In the end members read all partitions that exist."""
     assert conversions_seen(block, topics_change=True) == set(Conversion)
 
 

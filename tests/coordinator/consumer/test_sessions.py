@@ -1,4 +1,4 @@
-"""Deadlines in buckets: an immutable mapping."""
+"""The immutable mapping of members to deadlines, which is kept in buckets."""
 
 from __future__ import annotations
 

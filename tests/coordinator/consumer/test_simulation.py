@@ -1,4 +1,4 @@
-"""Seeded runs of the simulation, and a check that they find planted bugs."""
+"""Seeded runs of the simulation. Another test puts bugs into the coordinator, and checks that such runs find them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEEDS_PER_BLOCK = 20
 """Each seed takes about 300 ms."""
 SEEDS_PER_MUTANT = 100
 FIND_THE_RAREST = (41,)
-"""Seeds that find acceptance of late requests."""
+"""Seeds that find a coordinator which accepts late requests."""
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))

@@ -1,5 +1,5 @@
-"""Patterns against a cluster's topics: their matches as topics are created and deleted, and the
-memory that they keep.
+"""Regular expressions of subscriptions: which topics of a cluster they match as topics come and go, and how much memory
+the matches take.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dead letters of a share partition (KIP-1191): when a record becomes one, and that each is kept."""
+"""Dead letters of a share partition (KIP-1191): when a record becomes a dead letter, and that every one is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A share group: joins, epochs, assignments, sessions and restarts by values, then a seeded simulation."""
+"""A share group: joins, epochs, assignments, sessions and restarts in single steps, then a seeded simulation."""
 
 from __future__ import annotations
 
@@ -362,7 +362,7 @@ def test_every_partition_has_a_reader_and_every_member_a_partition(seed):
 
 @pytest.mark.parametrize("seed", range(100))
 def test_stored_rows_restore_the_shown_group(seed):
-    """Rows written by durable facts alone always restore the group, and epochs never fall."""
+    """Rows written from durable facts alone always restore the group, and epochs never fall."""
     source = random.Random(seed)
     settings = Settings(share=SETTINGS)
     group, now, cluster = ShareGroup("g"), 0, cluster_of(t1=2)

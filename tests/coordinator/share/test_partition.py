@@ -1,4 +1,4 @@
-"""A share partition: events of records by values, then a seeded simulation."""
+"""A share partition: deliveries and acknowledgements of records in single steps, then a seeded simulation."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_the_window_holds_no_more_than_it_may():
 def test_record_removed_from_the_log_is_archived():
     taken = acquire(EMPTY, (12, 13), (16, 17), end=20)
     held = states(taken.partition)
-    # Offsets before the first record need not be kept.
+    # Offsets below the first record need no state.
     assert taken.partition.start_offset == 12
     assert [offset for offset, state in held.items() if state is RecordState.ARCHIVED] == [14, 15, 18, 19]
     assert taken.partition.next_offset == 20
@@ -296,7 +296,7 @@ def test_restored_record_is_available_with_its_delivery_count():
 
 @dataclass
 class World:
-    """A log of batches with gaps, members that send anything, and a database with what was stored."""
+    """A log of batches with gaps, members that send arbitrary requests, and a database that keeps what was stored."""
 
     seed: int
     now_ms: int = 0
@@ -304,7 +304,7 @@ class World:
     stored: SharePartition = field(default_factory=lambda: SharePartition(0))
     counts: dict[int, int] = field(default_factory=dict[int, int])
     answered: set[int] = field(default_factory=set[int])
-    """Offsets whose acceptance or rejection was acknowledged."""
+    """Offsets of records whose acceptance or rejection was confirmed to the member."""
     delivered: set[int] = field(default_factory=set[int])
     end: int = 0
     restarts: int = 0
@@ -347,8 +347,8 @@ class World:
             assert len(each) > 0
             at = each.last_offset + 1
             assert (each.state is RecordState.ACQUIRED) == (each.member_id is not None) == (each.deadline_ms > 0)
-            # A coordinator that reads the partition back does not know of the last delivery, so the record may have one
-            # more.
+            # A coordinator that has read the partition from Postgres does not know of the last delivery, so the record
+            # may be delivered once more.
             assert each.delivery_count <= self.settings.delivery_count_limit + self.restarts
         assert after.end_offset - after.start_offset <= self.settings.max_record_locks
         was = {o: each for each in before.ranges for o in range(each.first_offset, each.last_offset + 1)}
@@ -368,7 +368,9 @@ class World:
                 self.delivered.add(offset)
 
     def restart(self) -> None:
-        """Restart: delivery counts since the last write are lost. Acknowledgements that were answered are not lost."""
+        """Restart: delivery counts since the last write are lost. Acknowledgements that were confirmed to a member are
+        not lost.
+        """
         self.partition = self.stored
         self.restarts += 1
         self.counts = {

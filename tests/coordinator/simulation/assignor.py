@@ -1,5 +1,5 @@
-"""Assignments that leaders make, and reading them back: the bytes name the generation and the member they were made
-for.
+"""Assignments that simulated leaders make. Their bytes contain the generation and the member for
+which they were made.
 """
 
 from __future__ import annotations

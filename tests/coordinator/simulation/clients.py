@@ -65,9 +65,11 @@ class Character:
     session_timeout_ms: int
     rebalance_timeout_ms: int
     cooperative: bool
-    """Joins again after an assignment that changed its partitions, with its partitions in its metadata."""
+    """After an assignment that changed its partitions, the client joins again, with its partitions in its metadata."""
     claims: bool = False
-    """Keeps and claims its partitions while it joins, and joins again after it has released some (KIP-429)."""
+    """The client keeps and claims its partitions while it joins, and joins again after it has
+    released some (KIP-429).
+    """
     claims_last_generation: bool = False
     """True if a claim names the generation that the member joined last (Java). False if it names the generation that
     assigned its partitions (librdkafka).
@@ -83,19 +85,21 @@ class Client:
         self.phase = Phase.JOINING
         self.partitions: tuple[int, ...] = ()
         self.sent: list[Event] = []
-        """The last few requests, so that one can be repeated."""
+        """The last few requests. A disturbance can send one of them again."""
         self._world = world
         self.owned: frozenset[int] = frozenset()
         """Partitions that the client claims, if it `claims` any."""
         self.reading: frozenset[int] = frozenset()
-        """The owned partitions that the client reads. The committed offsets of the others are not settled yet."""
+        """The owned partitions that the client reads. The committed offsets of the other owned partitions are not
+        stable yet.
+        """
         self._owned_generation_id = -1
         self._announced: tuple[int, ...] = ()
         self._topics: tuple[str, ...] = ("t",)
         self._protocol_name: str | None = None
         self._waiting: RequestId | None = None
         self._life = 0
-        """Counts the client's lives; an action planned in an earlier life is skipped."""
+        """Number of times the client has restarted. An action that was planned before a restart is skipped."""
         self._connection = self._connect()
 
     @property
@@ -108,7 +112,7 @@ class Client:
         return Connection(self._world, self.name, self._receive, self._lost)
 
     def _lost(self) -> None:
-        """The connection broke: its pending requests may or may not have been processed."""
+        """Handle a broken connection. Its pending requests may or may not have been processed."""
         if not self.alive:
             return
         self._connection = self._connect()
@@ -119,7 +123,7 @@ class Client:
             self._plan(self._world.pause_ms(500), self.join)
 
     def reconnect(self) -> None:
-        """Give up the connection, which the server may consider open for a while."""
+        """Open a new connection. The server may consider the old connection open for a while."""
         self._connection.close()
         self._lost()
 
@@ -191,7 +195,7 @@ class Client:
             self.join()
 
     def join_with_foreign_protocols(self) -> None:
-        """Send a rejoin that must be refused and must leave the member unchanged."""
+        """Send a rejoin with protocols that the group lacks. It must be refused and must leave the member unchanged."""
         if self.phase is Phase.STABLE:
             self._join((("alien", b""),))
 
@@ -318,8 +322,8 @@ class Client:
             self._plan(self._world.pause_ms(), self.join)
 
     def _take(self, assigned: frozenset[int]) -> None:
-        """Take an assignment. Revoked partitions are read until the application has released them, which the client
-        reports by joining again.
+        """Take over an assignment. Read revoked partitions until the application has released them. Then report the
+        release by a rejoin.
         """
         let_go = self.owned - assigned
         self.owned |= assigned
@@ -346,7 +350,7 @@ class Client:
             self._world.after(100, self._read)
 
     def _beaten(self, event: Event, reply: HeartbeatReply | OffsetCommitReply) -> None:
-        """Only an answer for the current generation counts."""
+        """Handle the answer to a heartbeat. Only an answer for the current generation counts."""
         if reply.error is ErrorCode.NONE or event.generation_id != self.generation_id:  # type: ignore[union-attr]
             return
         if isinstance(reply, OffsetCommitReply) and reply.error is ErrorCode.REBALANCE_IN_PROGRESS:
@@ -357,7 +361,7 @@ class Client:
 
     def _start_over(self, error: ErrorCode) -> None:
         if error in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
-            # The member's partitions are lost.
+            # The member has lost its partitions.
             self.owned = self.reading = frozenset()
             self._owned_generation_id = self.generation_id = -1
         if error is ErrorCode.UNKNOWN_MEMBER_ID:

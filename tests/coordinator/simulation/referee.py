@@ -1,7 +1,8 @@
-"""Rules that hold in every run: checked after each step, with no knowledge of how steps are made.
+"""Rules that hold in every run: checked after each step.
 
-The referee keeps its own books (what was stored, when each member was heard, what leaders assigned) and compares the
-coordinator with them. It sees only events, replies and the group's fields.
+The rules do not depend on how the coordinator makes a step. The referee keeps its own records (what was stored, when
+each member was last heard from, what leaders assigned) and compares the coordinator with them. It sees only events,
+replies and the group's fields.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ CHANGES_THE_GROUP = {
     (JoinReply, ErrorCode.GROUP_MAX_SIZE_REACHED),
     (HeartbeatReply, ErrorCode.REBALANCE_IN_PROGRESS),
 }
-"""Refusals that are no errors, or that change the group in Apache Kafka, too."""
+"""Refusals that change the group, in Apache Kafka too, or that are no errors."""
 NEVER = 1 << 60
 Stored = tuple[StoredGroup, dict[MemberId, Document]]
 EMPTY = GroupState.EMPTY
@@ -46,7 +47,7 @@ STABLE = GroupState.STABLE
 
 
 class FoulError(AssertionError):
-    """A rule is broken."""
+    """The coordinator has violated a rule."""
 
 
 class Referee:
@@ -54,26 +55,30 @@ class Referee:
         self.stored: Stored | None = None
         """The stored rows of the group and its members."""
         self._touched: set[MemberId] = set()
-        """Members that facts named since the group was last stored."""
+        """Members that steps have changed since the group was last stored."""
         self.seen: set[tuple[str, GroupState, GroupState]] = set()
-        """Event and states before and after, of each step."""
+        """For each step, its event and the group's states before and after."""
         self._coordinator = coordinator
         self._settings = settings
         self._heard_ms: dict[MemberId, int] = {}
         self._assigned: dict[str, bytes] = {}
-        """Assignments by the leader of the current generation, by slot: a static member's slot is its instance's."""
+        """Assignments by the leader of the current generation, by slot. The slot of a static member belongs to its
+        instance id.
+        """
         self._owners: dict[int, str] = {}
-        """The slot of each partition in the current generation."""
+        """For each partition its owner's slot in the current generation."""
         self._told: dict[int, tuple[str | None, str | None]] = {}
-        """Protocol type and name, by generation."""
+        """Protocol type and name that members received, by generation."""
         self._initial_delay_ends_ms = 0
         self._assigned_ms = 0
         self._answered: set[MemberId] = set()
-        """Members that have their assignment of this generation, and static members that returned to it; they are not
-        held.
+        """Members that have received their assignment of this generation, and static members that returned to it. They
+        must not be held.
         """
         self.excused: set[int] = set()
-        """Partitions that a member received before the old owner released them, because the handoff's time was over."""
+        """Partitions that a member received before the old owner released them, because the maximal time of the handoff
+        had passed.
+        """
 
     def require(self, holds: bool, foul: str) -> None:
         if not holds:
@@ -110,7 +115,7 @@ class Referee:
             self.stored = replace(self.stored[0], all_heard=False), self.stored[1]
         self._heard_ms = dict.fromkeys(group.members, now_ms)
         self._initial_delay_ends_ms = 0
-        # This coordinator does not know which members the last one held, and since when.
+        # This coordinator does not know which members its predecessor held, nor since when.
         self._assigned_ms = now_ms
 
     # --- rules --------------------------------------------------------------------------------------------------------
@@ -189,8 +194,8 @@ class Referee:
                 self.require(member.metadata == offered[reply.protocol_name or ""], "metadata of another protocol")
 
     def _check_identity(self, event: JoinGroup, reply: JoinReply) -> None:
-        """Check that an id comes from its own client: the client named it, or it was made for one
-        of its connections.
+        """Check that a member id is used by its own client only: the client named the id before, or the id was made for
+        one of its connections.
         """
         if reply.error not in (NONE, ErrorCode.MEMBER_ID_REQUIRED) or reply.member_id == event.member_id:
             return
@@ -272,8 +277,8 @@ class Referee:
         self._heard_ms.update(dict.fromkeys(heard & after.members.keys(), now_ms))
 
     def _store(self, taken: Step) -> None:
-        """Keep rows as the runner does: those that durable steps, and all steps since the last durable one, have
-        touched.
+        """Store rows as the gateway does: those that this durable step, and all steps since the last durable one, have
+        changed.
         """
         group = taken.group
         self._touched.update(member_id for fact in taken.facts for member_id in fact.touches())
@@ -297,7 +302,9 @@ class Referee:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def _silent_ms(self, group: Group, member_id: MemberId, now_ms: int) -> int:
-        """Return how far the member is past its session; negative before its end. A held member is not silent."""
+        """Return how long ago the member's session ended; negative if it has not ended. A held member's session does
+        not end.
+        """
         member = group.members[member_id]
         if not member.is_new and (member.parked_join or member.parked_sync):
             return -1
@@ -339,8 +346,8 @@ class Referee:
         self.require(next_ms is None or next_ms > now_ms, "a Tick left something undone")
 
     def _check_holds(self, before: Group, event: Event, taken: Step, now_ms: int) -> None:
-        """Check that a held member is answered when no partition is pending any more or after half its session timeout,
-        and not earlier.
+        """Check that a held member is answered at the right time: when no partition is pending any more, or after half
+        its session timeout.
         """
         after = taken.group
         if before.state is COMPLETING and after.state is STABLE:
@@ -412,7 +419,7 @@ class Referee:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def check_ownership(self, group: Group) -> None:
-        """Check that, once all have synced, every partition that the leader assigned has one owner."""
+        """Check that every partition that the leader assigned has one owner once all members have synced."""
         self.require(set(self._owners) == set(range(PARTITIONS)), f"only {sorted(self._owners)} have an owner")
         slots = {_slot(group, member_id) for member_id in group.members}
         self.require(set(self._owners.values()) <= slots, "partitions of somebody who is gone")
@@ -432,7 +439,7 @@ def _first_join_held(group: Group, member_id: MemberId) -> bool:
 
 
 def frozen_copy(group: Group) -> Group:
-    """Return a copy that shows whether a step has mutated its input."""
+    """Return a copy. A comparison with it shows whether a step has mutated its input."""
     return replace(
         group,
         members=dict(group.members),

@@ -1,4 +1,6 @@
-"""One run: a cast of clients, foul weather and disturbances, then calm weather in which the group must settle."""
+"""One run: clients are created, then a phase with faults and disturbances ("foul weather"), then a calm phase in which
+the group must settle.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ class Outcome:
 
 
 def run(seed: int, coordinator: ModuleType = classic) -> Outcome:
-    """Run one seed. `coordinator` is the module under test, in the place of `gateway.coordinator.classic.machine`."""
+    """Run one seed. `coordinator` is the module under test, in place of `gateway.coordinator.classic.machine`."""
     play = Play(seed, coordinator)
     foul: str | None = None
     try:
@@ -60,10 +62,12 @@ class Play:
         self.world = world = World(seed)
         chance = world.random
         guarded = seed % 4 == 3
-        """True if all clients follow KIP-429 except leaders, which assign partitions that other members claim."""
+        """True if all clients follow KIP-429 but leaders do not: they assign partitions that other members claim. The
+        guard must prevent harm.
+        """
         handed = seed % 4 == 2
-        """True if leaders do the same without the guard. A member that is assigned what another member claims must then
-        wait.
+        """True if leaders do the same and the guard is off. A member that is assigned another member's partition must
+        then wait.
         """
         self._handed = handed
         self._rude = guarded or handed
@@ -105,7 +109,7 @@ class Play:
     # --- foul weather -------------------------------------------------------------------------------------------------
 
     def _disturb(self) -> None:
-        """Perform a disturbance every now and then, as long as the weather is foul."""
+        """Perform a disturbance at random intervals while the weather is foul (faults happen)."""
         deeds: list[tuple[int, Callable[[], None]]] = [
             (4, self.add_client),
             (2, self._to_one(Client.leave)),
@@ -117,14 +121,15 @@ class Play:
             (2, self._to_one(Client.join_with_foreign_protocols)),
             (4, self._to_one(Client.commit)),
             (3, self._restart_static),
-            # A repeated request would misreport what its member claims by then.
+            # By then, a repeated request would misreport the partitions that its member claims.
             *(() if self._rude else ((4, self._repeat_something_old),)),
             (4, self._look_how_far_sources_are),
             (2, self._administer),
             (2, self.server.tick),
             (1, self.server.crash),
             (1, self.server.evict),
-            # The gateway postpones the deadlines of a group whose timers were late, so that two are not due at once.
+            # If the timers of a group are late, the gateway postpones the group's deadlines. So two deadlines are not
+            # due at once.
             *(() if self._handed else ((2, self.server.oversleep),)),
         ]
         weights, acts = zip(*deeds, strict=True)
@@ -178,8 +183,8 @@ class Play:
         client.join()
 
     def _restart_static(self) -> None:
-        """A process is replaced by another with its instance id. The new process may not know that
-        the old one is dead.
+        """Replace a process by a new process with the same instance id. The new process may not know that the old one
+        is dead.
         """
         static = [client for client in self.living() if client.character.instance_id is not None]
         if not static:
@@ -194,7 +199,7 @@ class Play:
         )
 
     def _repeat_something_old(self) -> None:
-        """An earlier request arrives again, on a connection that soon closes without reading the answer."""
+        """Repeat an earlier request on a connection that soon closes without reading the answer."""
         sent = [event for client in self.clients for event in client.sent]
         if not sent:
             return
@@ -222,8 +227,8 @@ class Play:
         self.world.after(1_000, admin.close)
 
     def _look_how_far_sources_are(self) -> None:
-        """Ask how far partitions that are or were pending have been committed. The answer may come late, or concern
-        another source.
+        """Report how far members have committed in partitions that are or were pending. The report may come late, or
+        concern another source.
         """
         chance = self.world.random
         awaited = self.server.group.handoffs
@@ -244,7 +249,9 @@ class Play:
         return Connection(self.world, name, ignore, lambda: None)
 
     def _check_sole_owner(self, client: Client) -> None:
-        """Check that no partition has two readers. A client that does not know that it was removed is no member."""
+        """Check that no partition has two readers. A client that has been removed but does not know that is not a
+        member.
+        """
         members = self.server.group.members
         if not self.server.up or client.member_id not in members:
             return
@@ -272,8 +279,8 @@ class Play:
             self.server.referee.check_ownership(self.server.group)
 
     def _unsettled(self) -> str:
-        """Return why the group has not settled; empty once every live client is a Stable member and no other member
-        exists.
+        """Return why the group has not settled. The result is empty once every live client is a Stable member and no
+        other member exists.
         """
         group, living = self.server.group, self.living()
         if not self.server.up:

@@ -1,7 +1,6 @@
-"""The coordinator's node: runs `step` as the gateway's runner does, and fails as a node does.
-
-There is one group and one stored record. A change is stored before it is answered. If that fails, the step has not
-happened. If the outcome is unknown, the group is read again and every waiting client is sent away.
+"""The coordinator's node in the simulation. It runs `step` as the gateway does, and can fail. It has one group and one
+stored record. A change is stored before it is answered. If storing fails, the step has not happened. If the outcome is
+unknown, the group is read again and every waiting client gets an error.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Server:
             self._apply(ConnectionClosed(connection_id))
 
     def unsettled_for(self, connection_id: ConnectionId) -> frozenset[int] | None:
-        """Answer OffsetFetch with RequireStable: return the partitions whose committed offset may still move, or None
+        """Answer OffsetFetch with RequireStable: return the partitions whose committed offset may still change, or None
         for no answer.
         """
         if not self.up:
@@ -89,7 +88,7 @@ class Server:
     # --- how it fails -------------------------------------------------------------------------------------------------
 
     def crash(self) -> None:
-        """Lose everything in memory and every connection. The node is back in a moment."""
+        """Lose everything in memory and every connection. The node restarts a moment later."""
         if not self.up:
             return
         self._world.tell("the node crashes")
@@ -106,12 +105,12 @@ class Server:
         self._restore()
 
     def oversleep(self) -> None:
-        """Let timers stand still for a while. Everything due in that time is due at once afterwards."""
+        """Stop timers for a while. Afterwards everything that became due is due at once."""
         self._world.tell("timers stand still")
         self._asleep_until_ms = self._world.now_ms + self._world.random.randint(2_000, 20_000)
 
     def evict(self) -> None:
-        """Move the group away and back at once: waiting clients are sent away, connected ones stay connected."""
+        """Move the group to another node and back at once. Waiting clients get an error, and connections stay open."""
         if not self.up:
             return
         self._world.tell("the group is evicted")
@@ -214,7 +213,7 @@ def refuse(event: Event, error: ErrorCode) -> Reply:
 
 
 def _line(event: Event, before: Group, taken: Step) -> str:
-    """Describe one step for a person who replays a seed."""
+    """Describe one step in a line, for a person who replays a seed."""
     who = getattr(event, "member_id", None)
     words = [type(event).__name__]
     if who is not None:

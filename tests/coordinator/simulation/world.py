@@ -1,7 +1,8 @@
 """Time, chance and the network of one run.
 
-There is one agenda of actions in order of time, and one source of chance. A connection keeps the order of its requests
-and may break at any time, before or after a request was received. The server learns of a break late, or much later.
+One agenda holds all future actions in order of time, and one random source makes all choices. A connection keeps the
+order of its requests and may break at any time, before or after a request was received. The server learns of a break
+late, or much later.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ class Weather:
     """Chances of faults, and delays."""
 
     break_on_send: float = 0.0
-    """The chance that a connection breaks with a request on it, which may or may not arrive."""
+    """The chance that a connection breaks with a request under way. The request may or may not arrive."""
     break_on_reply: float = 0.0
     late: float = 0.0
     """The chance that a message takes seconds instead of milliseconds."""
     dawdle: float = 0.0
-    """The chance that a client continues after seconds: it processes records, or is paused."""
+    """The chance that a client pauses for seconds, because it processes records or is stopped."""
     store_failure: float = 0.0
     late_tick: float = 0.0
     half_open: float = 0.0
@@ -54,7 +55,7 @@ class World:
         self._last = 0
 
     def number(self) -> int:
-        """Return a number that was never returned before."""
+        """Return a number that was not returned before."""
         self._last += 1
         return self._last
 
@@ -74,7 +75,7 @@ class World:
         return self.random.randint(500, 6_000) if self.chance(self.weather.late) else self.random.randint(1, 30)
 
     def pause_ms(self, usual_ms: int = 20) -> int:
-        """Return how long a client takes to continue."""
+        """Return for how long a client pauses before it continues."""
         if self.chance(self.weather.dawdle):
             return self.random.randint(500, 20_000)
         return self.random.randint(0, usual_ms)
@@ -84,9 +85,7 @@ class World:
 
 
 class Connection:
-    """One client's connection. Its id starts with the client's name, from which the coordinator
-    must conclude nothing.
-    """
+    """One client's connection. Its id starts with the client's name. The coordinator must not use this name."""
 
     def __init__(
         self, world: World, name: str, receive: Callable[[Connection, Event, Reply], None], lost: Callable[[], None]
@@ -108,10 +107,10 @@ class Connection:
             world.after(world.random.randint(1, 300), self._break)
 
     def close(self) -> None:
-        """Close the connection at the client, which ignores later answers."""
+        """Close the connection at the client. The client ignores later answers."""
         if self._open_here:
             self._open_here = False
-            # After what was sent before, as on a socket.
+            # The close arrives after everything that was sent before, as on a socket.
             half_open = self._world.chance(self._world.weather.half_open)
             self._in_order(self._closed_there, self._world.random.randint(2_000, 25_000) if half_open else 1)
 
@@ -135,7 +134,7 @@ class Connection:
             self._world.server.disconnected(self.connection_id)
 
     def cut(self) -> None:
-        """Close the connection because the server is gone, with all connections."""
+        """Close the connection because the server has crashed, which cuts all its connections."""
         self._open_there = False
         if self._open_here:
             self._open_here = False
@@ -155,5 +154,5 @@ def request_id(world: World) -> RequestId:
 
 
 def member_id(world: World, name: str) -> MemberId:
-    """Return a member id that is unguessable enough for a test. The referee can read its owner in it."""
+    """Return a member id. It is unguessable enough for a test, and the referee can read its owner in it."""
     return MemberId(f"{name}#{world.number()}")

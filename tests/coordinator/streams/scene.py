@@ -28,7 +28,7 @@ def cluster_of(topics: Mapping[str, int], revision: int = 1) -> Cluster:
 
 
 class Scene:
-    """A scene. `at_once`: the first member does not wait for others."""
+    """A test scene of one streams group. With `at_once`, the first member does not wait for others."""
 
     def __init__(self, topics: Mapping[str, int] | None = None, **settings: Any) -> None:
         own = StreamsSettings(**{"initial_rebalance_delay_ms": 0, **settings})
@@ -43,7 +43,7 @@ class Scene:
         self._requests = 0
 
     def play(self, event: Any) -> Any:
-        """Return the reply to the event, or None if the event has no reply."""
+        """Process an event and return the reply, or None if the event has no reply."""
         self.last = STREAMS.step(self.group, event, self.cluster, self.now_ms, self.settings)
         assert isinstance(self.last.group, StreamsGroup)
         self.group = self.last.group
@@ -51,8 +51,8 @@ class Scene:
         return self.last.replies[0][1] if self.last.replies else None
 
     def _store(self) -> None:
-        """Store the rows of the members that facts touch, and check that a coordinator that reads them sees the same
-        group.
+        """Store the rows of the members that the facts change. Check that a coordinator that reads these rows sees the
+        same group.
         """
         if any(type(fact) in STREAMS.durable for fact in self.last.facts):
             self.stored = STREAMS.stored(self.group)
@@ -64,7 +64,7 @@ class Scene:
                     self.rows[member_id] = row.document
         shown = {each: STREAMS.stored_member(self.group, each) for each in STREAMS.member_ids(self.group)}
         assert self.rows == {each: row.document for each, row in shown.items() if row is not None}
-        # A coordinator that has just read a group has heard from no member yet. It stores that fact with the next row.
+        # After a coordinator has read a group, it has heard from no member yet. It stores this fact with the next row.
         now = replace(STREAMS.stored(self.group), all_heard=self.stored.all_heard)
         assert self.stored == now
 
@@ -95,7 +95,7 @@ class Scene:
         return self.beat(member_id, 0, **given)
 
     def pass_time(self, ms: int) -> None:
-        """Let time pass. Deadlines fire on the way, each at its time."""
+        """Advance the clock. Deadlines fire on the way, each at its time."""
         end_ms = self.now_ms + ms
         while True:
             deadline_ms = STREAMS.next_deadline(self.group)
@@ -110,7 +110,7 @@ class Scene:
         self.cluster = cluster_of(topics, self.cluster.revision + 1)
 
     def restore(self, silent_ms: int | None = None) -> None:
-        """Let another coordinator read the group back."""
+        """Let another coordinator read the stored group."""
         self.group = STREAMS.restore(GROUP, self.stored, self.rows, silent_ms, self.now_ms, self.settings)
 
     def set(self, **settings: Any) -> None:

@@ -1,4 +1,4 @@
-"""The sticky assignor, by properties on seeded groups."""
+"""Properties of the sticky assignor, on seeded groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members on their way to their targets, in a seeded simulation in which they report in any order."""
+"""Members that move towards their target assignments, in a seeded simulation in which they report in any order."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Sim:
         after = reconcile(member, self.target[member_id], self.epoch, others, owned)
         self.members[member_id] = after
         self.check()
-        if self.chance.random() < 0.7:  # otherwise the answer has not arrived, and the member owns what it owned before
+        if self.chance.random() < 0.7:  # otherwise the answer is lost, and the member still owns its earlier tasks
             self.owned[member_id] = after.assigned
             self.check()
 

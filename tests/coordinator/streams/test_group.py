@@ -1,4 +1,4 @@
-"""A streams group by values: each rule of joining, epochs, topics, time, offsets and taking over."""
+"""A streams group in single steps: rules of joining, epochs, topics, time, offsets and taking over."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_heartbeat_ends_an_expired_delay() -> None:
 
 
 def test_expired_delay_alone_does_not_update_missing_topics() -> None:
-    """Upstream also looks a topology's topics up when a member sends a heartbeat."""
+    """Kafka also checks a topology's topics when a member sends a heartbeat."""
     scene = Scene(initial_rebalance_delay_ms=3_000)
     assert scene.join("a", COUNTING).missing_internal_topics
     scene.topics({"t": 4, "counts": 4, "words": 4})
@@ -564,7 +564,7 @@ def test_a_member_commits_at_its_epoch_alone() -> None:
 
 
 def test_commit_at_an_older_epoch_is_accepted_for_tasks_held_since() -> None:
-    """A heartbeat has advanced the member's epoch while a commit was under way."""
+    """A heartbeat advances the member's epoch while the member's commit is under way."""
     scene = Scene({"t": 4, "other": 9})
     scene.join("a")
     scene.join("b")

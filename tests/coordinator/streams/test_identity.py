@@ -1,4 +1,4 @@
-"""Requests that streams groups accept and refuse, by values."""
+"""Requests that a streams group accepts or refuses because of the member's ids, in single steps."""
 
 from __future__ import annotations
 

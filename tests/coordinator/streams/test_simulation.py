@@ -1,4 +1,4 @@
-"""A streams group by seeded simulation: members join, leave, die, answer late and lose answers, topics change,
+"""A seeded simulation of a streams group. Members join, leave, die, respond late and lose answers. Topics change, and
 coordinators restart.
 
 No task is ever active twice. Once everything is quiet every task is active once.
@@ -34,8 +34,8 @@ STEPS = 120
 
 @dataclass
 class Client:
-    """A client like Java's: it takes over and releases tasks after the answer, and reports that in
-    a later heartbeat.
+    """A simulated client that behaves like Java's. After an answer it takes over and releases tasks, and reports that
+    in a later heartbeat.
     """
 
     member_id: str
@@ -87,7 +87,7 @@ class World:
                 self.scene.beat(client.member_id, -1)
 
     def die(self) -> None:
-        """Die silently. Its tasks are free once its session is over."""
+        """Stop without a LeaveGroup request. The member's tasks become free once its session has ended."""
         if self.clients:
             self.clients.remove(self.chance.choice(self.clients))
 
@@ -114,7 +114,7 @@ class World:
             reply = scene.beat(client.member_id, client.epoch, owned=owned)
             client.reported = client.owned
         if self.chance.random() < loses:
-            client.reported = None  # the answer is lost, so the next request is a full one
+            client.reported = None  # the answer is lost, so the next heartbeat is a full one
             return
         if reply.error in (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID):
             client.fenced()
@@ -123,7 +123,7 @@ class World:
         client.epoch, client.heard_ms = reply.member_epoch, scene.now_ms
         if reply.tasks is not None:
             client.told = reply.tasks
-            # The client releases tasks later, and takes new ones over before its next heartbeat, or later.
+            # The client releases tasks later. It takes over new tasks before its next heartbeat, or later.
             if self.chance.random() < 0.5:
                 client.owned = client.told
 
@@ -196,7 +196,7 @@ def others_everywhere(member: StreamsMember, members: Iterable[StreamsMember]) -
 
 
 def no_topics_change(draft: Draft) -> bool:
-    """Ignore all topics except those that the group has first."""
+    """Ignore changes of topics: see only the topics that the group has first."""
     if draft.configured is None:
         return see_topics(draft)
     draft.seen = draft.cluster
@@ -204,7 +204,7 @@ def no_topics_change(draft: Draft) -> bool:
 
 
 FIND_THE_RAREST = (33,)
-"""Seeds that find targets that are not stored."""
+"""Seeds that find a coordinator which does not store targets."""
 
 held_by_others, see_topics = current_assignment.held_by_others, Draft.see_topics
 

@@ -1,4 +1,6 @@
-"""Static members of a streams group (upstream 4.4): they leave for a while, return, and are distinguished."""
+"""Static members of a streams group (upstream 4.4): they leave for a while and return, and their instance ids
+distinguish them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many tasks a topology has, and what prevents them, by values."""
+"""Number of tasks of a topology, and errors that prevent tasks, in single steps."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ SHARE_STATE = {
     "ReadShareGroupStateSummary",
     "WriteShareGroupState",
 }
-"""Only Kafka's brokers send these, to the node that keeps a share group's state. Here that state is
-a row in Postgres.
+"""Only Kafka's brokers send these requests, to the node that keeps a share group's state. Sluice keeps that state in a
+row of Postgres.
 """
 NOT_SERVED = TELEMETRY | SHARE_STATE
 AMONG_CONTROLLERS = {
@@ -199,8 +199,9 @@ async def test_client_that_names_another_broker_or_cluster_must_rebootstrap(clus
 
 
 def test_levels_of_features_are_kafkas() -> None:
-    """Except kraft.version: 1 is accepted so that tools can name it, and changes nothing. Level 0 of
-    eligible.leader.replicas.version is not served."""
+    """Two features differ. For kraft.version, level 1 is accepted so that tools can name it, but has no effect. For
+    eligible.leader.replicas.version, level 0 is not served.
+    """
     kafkas: dict[str, list[int]] = json.loads((REFERENCE / "features.json").read_text())
     kafkas["kraft.version"] = [0, 1, 1]
     kafkas["eligible.leader.replicas.version"] = [1, 1, 1]

@@ -1,4 +1,6 @@
-"""Each change of the cluster is one line of the audit log, with who made it, before the client has its answer."""
+"""Each change of the cluster is one line of the audit log, with its author. The line is written before the client has
+its answer.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ class Audited:
         return [json.loads(line) for line in self.path.read_text().splitlines()]
 
     async def send(self, request: Any, version: int, *, user: str = "alice") -> tuple[Any, list[Line]]:
-        """Return the answer to a user's request, and the lines that it added."""
+        """Send a user's request. Return the answer and the audit lines that it added."""
         before = len(self.lines())
         async with await WireClient.connect(self.secured.sasl, client_id="admin") as client:
             assert (await authenticate(client, plain_token(user, USERS[user]))).error_code == 0
@@ -249,7 +251,7 @@ def test_line_that_cannot_be_written_is_counted_and_the_next_one_is_whole(tmp_pa
     path, metrics = tmp_path / "audit.log", Metrics()
     log = AuditLog(path, metrics)
     log.append('{"first": 1}')
-    path.rename(tmp_path / "audit.log.1")  # as logrotate does
+    path.rename(tmp_path / "audit.log.1")  # rename the file, as logrotate does
     path.mkdir()
     with capture_logs() as said:
         log.append('{"second": 2}')

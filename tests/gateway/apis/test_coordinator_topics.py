@@ -1,4 +1,4 @@
-"""The moment from which groups have coordinators, on the node that creates `__consumer_offsets` and on another."""
+"""Groups have coordinators once `__consumer_offsets` exists, on the node that creates the topic and on another node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEARTBEAT = HeartbeatRequest(group_id="g", member_id="m", generation_id=1)
 
 
 async def code_of(node: GroupNode) -> int:
-    """Return the code of a heartbeat, after the stages before its handler."""
+    """Return the error code of a heartbeat that passes the stages before its handler."""
     context = RequestContext(ApiKey.HEARTBEAT, 4, 1, None, ConnectionInfo("c", "/127.0.0.1"), node.services)
     preparing = prepare(context)
     if preparing is not None:
@@ -31,7 +31,7 @@ async def test_node_checks_for_the_topic_before_it_refuses(database_url: str) ->
     async with group_node(database_url) as node:
         node.groups.begun = False
         assert await code_of(node) == ErrorCode.NOT_COORDINATOR
-        # Another node creates the topic, without notifying this node.
+        # Another node creates the topic. No announcement reaches this node.
         await node.topics.create([plan_internal(CONSUMER_OFFSETS, BrokerConfig())])
         assert await code_of(node) == ErrorCode.UNKNOWN_MEMBER_ID
         assert node.groups.begun

@@ -77,7 +77,7 @@ async def check_one_topic(node: AdminNode, topic: Topic, version: int) -> None:
 async def test_a_large_answer_is_the_same_as_its_small_ones_before_and_after_every_change(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The encoded topics that are kept follow the topics, the live nodes and the requested fields."""
+    """The node caches encoded topics. The cache must follow changes of topics, live nodes and requested fields."""
 
     async def both(version: int, **flags: bool) -> None:
         kept = await ask(node, version, None if version else (), **flags)
@@ -238,7 +238,7 @@ async def test_missing_topic_is_created_if_client_and_broker_allow_it(database_u
         for version in VERSIONS:
             name = f"fresh{version}"
             if version >= 4:
-                # Before version 4 there is no such flag: a request for the topic allows its creation.
+                # Versions below 4 have no such flag: a request for the topic allows its creation.
                 answer = await ask(node, version, named(name), create=False)
                 assert codes(answer) == {name: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
                 assert await node.topics.find(name) is None
@@ -421,7 +421,7 @@ async def test_client_receives_addresses_of_its_own_listener(database_url: str) 
 
 
 async def test_a_node_without_the_listener_is_not_named(database_url: str) -> None:
-    """Partitions of the topic have LISTENER_NOT_FOUND, or LEADER_NOT_AVAILABLE before v6 (KRaftMetadataCache)."""
+    """Partitions led by such a node have LISTENER_NOT_FOUND, or LEADER_NOT_AVAILABLE before v6 (KRaftMetadataCache)."""
     async with (
         admin_node(database_url, listeners=INSIDE_AND_OUTSIDE) as node,
         admin_node(database_url, listeners={"INSIDE": ("10.0.0.2", 9092)}),
@@ -483,7 +483,7 @@ async def test_departed_nodes_are_shown_as_fenced_until_unregistered(database_ur
         await node.membership.renew()
         assert await told(node, 2, fenced=True) == [(1, "node-1", None, False), alive]
         await first.membership.withdraw()
-        # This node's list of live nodes may be older than the registrations.
+        # This node's list of live nodes may be older than the registrations in Postgres.
         assert await told(node, 2, fenced=True) == [(1, "node-1", None, False), alive]
         await node.membership.renew()
         assert await told(node, 2, fenced=True) == [gone, alive]
@@ -498,7 +498,7 @@ async def test_departed_nodes_are_shown_as_fenced_until_unregistered(database_ur
     [
         (Role.BROKER, 1, 2, ErrorCode.MISMATCHED_ENDPOINT_TYPE, "type BROKER, but we wanted an endpoint of type CONTR"),
         (Role.CONTROLLER, 1, 1, ErrorCode.MISMATCHED_ENDPOINT_TYPE, "CONTROLLER, but we wanted an endpoint of type B"),
-        # Requests of versions without the field ask for brokers, and have no code for a mismatch.
+        # In versions without the field, the request asks for brokers, and the answer has no code for a mismatch.
         (Role.CONTROLLER, 0, 1, ErrorCode.INVALID_REQUEST, "but we wanted an endpoint of type BROKER"),
         (Role.BROKER, 2, 0, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, "Unsupported endpoint type 0"),
         (Role.CONTROLLER, 2, 3, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, "Unsupported endpoint type 3"),
@@ -546,7 +546,7 @@ async def test_broker_alone_is_not_listed_as_a_controller(database_url: str) -> 
 
 
 async def test_controller_alone_is_not_listed_as_a_broker(database_url: str) -> None:
-    """Clients of brokers do not see this node, regardless of the names of its listeners. Clients of controllers do."""
+    """Clients of brokers do not see this node, regardless of its listeners' names. Clients of controllers do."""
     cast = Roles(is_broker=False, controller_listeners=("PLAINTEXT",))
     async with (
         admin_node(database_url, roles=cast) as controller,

@@ -1,4 +1,6 @@
-"""Topics whose encoded form is kept: encoded again after a change, and kept if a client may see only few of them."""
+"""The cache of encoded topics: a changed topic is encoded again, and a client that may see only few topics does not
+evict it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster's time: Postgres' clock, regardless of this machine's clock; by values."""
+"""The cluster's time: it follows Postgres' clock, regardless of this machine's clock. Postgres is simulated."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRUE_MS = 1_700_000_000_000
 
 
 class Machine:
-    """A machine whose clock is wrong, and which has been up for a while."""
+    """A machine that has been up for a while, and whose clock is wrong."""
 
     def __init__(self, ahead_ms: int) -> None:
         self.ahead_ms = ahead_ms
@@ -66,7 +66,7 @@ async def test_clock_follows_postgres_and_advances_by_itself(ahead_ms: int) -> N
     assert clock.now_ms() == machine.own_ms()
     await clock.compare(machine.asking(took_s=0.01))
     assert abs(clock.now_ms() - machine.true_ms()) <= 10
-    machine.ahead_ms += 3_600_000  # an administrator sets the clock
+    machine.ahead_ms += 3_600_000  # an administrator sets the machine's clock
     machine.elapsed_s += 60
     assert abs(clock.now_ms() - machine.true_ms()) <= 10
 
@@ -121,7 +121,9 @@ class _SubmittedError(Exception):
 
 @pytest.mark.parametrize("partitions", [1, 2])
 async def test_append_time_is_by_the_clusters_clock(partitions: int) -> None:
-    """Retention by Postgres' clock would delete at once records that a node dates eight days back."""
+    """If the node dated records by its own clock, eight days behind, retention by Postgres' clock would delete them at
+    once.
+    """
     machine = Machine(-8 * DAY_MS)
     clock = machine.clock()
     await clock.compare(machine.asking(0.0))

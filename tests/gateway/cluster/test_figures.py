@@ -1,4 +1,4 @@
-"""Payloads by which nodes send their figures: what is read back, and what is refused."""
+"""Messages by which nodes send each other numbers for metrics: what is read back, and what is refused."""
 
 from __future__ import annotations
 

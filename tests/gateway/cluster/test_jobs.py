@@ -197,8 +197,8 @@ async def test_a_pass_that_fails_is_tried_again_long_before_its_interval(
 
 
 def test_every_job_has_one_of_a_fixed_number_of_leases() -> None:
-    """Another number of leases would place all jobs differently: nodes of two releases would keep handing jobs to each
-    other.
+    """With another number of leases, all jobs would be placed differently. Nodes of two releases would then keep
+    handing jobs to each other.
     """
     assert SHARD_COUNTS[LeaseKind.JOBS] == 8
     assert all(0 <= job < 8 for job in Job)

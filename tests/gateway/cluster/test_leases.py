@@ -1,4 +1,6 @@
-"""Leases and membership on a real Postgres: which node coordinates, until when, and what a restart takes back."""
+"""Leases and membership on a real Postgres: which node coordinates, until when, and which leases a restarted node
+regains.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 
 class Node:
-    """One process's view: its registration and its leases, on a clock that the test moves."""
+    """One process with its registration and its leases. The test moves its clock."""
 
     def __init__(self, database: Database, port: int = 9092, ttl_ms: int = TTL_MS, roles: Roles = BOTH) -> None:
         self.store = NodeStore(database)
@@ -164,7 +166,7 @@ async def test_request_triggers_a_lease_pass_that_takes_released_shards(
 
 
 async def _settle(*nodes: Node) -> None:
-    """Run passes of all nodes until nothing more is handed over."""
+    """Run passes of all nodes until no lease is handed over any more."""
     for _ in range(3 * SHARDS):
         more = False
         for node in nodes:
@@ -241,7 +243,7 @@ async def test_stopped_node_leaves_each_shard_to_its_successor(database: Databas
 
 
 async def test_no_shard_is_handed_to_a_departed_node(database: Database) -> None:
-    """The other node read the list of live nodes just before."""
+    """The other node has read the list of live nodes just before the departure."""
     first, second = nodes = [await Node(database, port).start() for port in (9092, 9093)]
     await _settle(*nodes)
     handed_over = second.leases.handed_over
@@ -340,7 +342,7 @@ async def test_withdrawn_node_is_not_registered_again_by_its_last_passes(databas
 
 
 async def test_thread_may_count_leases_while_they_change(database: Database) -> None:
-    """The metrics are collected on such a thread."""
+    """A separate thread collects the metrics."""
     node = await Node(database).start()
     enough = threading.Event()
 

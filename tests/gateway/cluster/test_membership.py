@@ -1,4 +1,4 @@
-"""A node's own registration, and its reaction when another process has its number."""
+"""A node's own registration, and what the node does if another process takes its id."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_controller_that_joins_or_leaves_moves_no_leader(database: Databas
 
 
 async def test_replaced_process_counts_as_gone_although_its_node_is_live(database: Database) -> None:
-    """The node does not send the requests that it was about to send."""
+    """The node does not send the requests that it was about to send to the replaced process."""
     node, killed = Node(database, 9092), Node(database, 9093)
     for each in (node, killed):
         await each.membership.join()

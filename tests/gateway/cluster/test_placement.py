@@ -43,7 +43,7 @@ def test_leaders_of_topics_of_one_partition_are_spread_over_all_nodes(nodes: int
 @pytest.mark.parametrize("nodes", [2, 3, 5, 10])
 @pytest.mark.parametrize(("count", "bound"), [(1, 1.4), (3, 1.4), (12, 2.2), (50, 2.0), (1_000, 1.3)])
 def test_node_that_joins_or_leaves_moves_little_beside_its_own_share(nodes: int, count: int, bound: float) -> None:
-    """`bound` is a multiple of 1/n, on average over many topics."""
+    """A node that joins or leaves moves at most `bound` times 1/n of the leaders, on average over many topics."""
     topics = TOPICS if count < 1_000 else TOPICS[:20]
     moved = 0
     for number, topic_id in enumerate(topics):

@@ -1,4 +1,4 @@
-"""State that a node holds follows the committed catalog: as values, and on a real Postgres."""
+"""A node's state follows the committed catalog: in single steps, and on a real Postgres."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.gateway.data_plane import DataPlane, batch_of, data_plane
 
 
 def topic(number: int, revision: int = 1, partitions: int = 1) -> Topic:
-    """Return a topic. Equal numbers give the same topic; 1, 4 and 7 are successive incarnations of one name."""
+    """Return a topic for the number. The numbers 1, 4 and 7 are successive topics with the same name."""
     return Topic(
         UUID(int=number),
         f"t{number % 3}",
@@ -73,7 +73,8 @@ def test_operations_converge_to_the_committed_state(
     catalog = catalog_of()
     for each in read:
         catalog.apply(each)
-    # At most one incarnation of a name is live, none precedes those already read, and none returns to an earlier state.
+    # At most one topic of a name is live. No earlier topic of the name follows a later one, and none returns to an
+    # earlier state.
     live = {each.name: each for each in sorted([*read, *drawn], key=lambda each: each.created_revision)}
     rows = [
         topic(int(each.topic_id), 21, len(each.partitions))
@@ -160,7 +161,7 @@ async def other(database_url: str) -> AsyncIterator[DataPlane]:
 
 
 class Leases:
-    """Leases of a node that hands nothing over."""
+    """Leases of a node that keeps all of them."""
 
     held = 0
 
@@ -188,7 +189,7 @@ class Passes:
         )
 
     async def run(self, trigger: str = "test") -> bool:
-        """Run one pass; return whether it found nothing to do."""
+        """Run one pass; return whether there was nothing to do."""
         self.reconciler.metadata_wake(trigger)
         await self.reconciler.converge()
         return self.seen[-1][1]
@@ -207,7 +208,7 @@ async def test_1_a_removal_that_must_wait_counts_as_work_until_it_is_confirmed(
     await other.delete_topic(topic)
     assert not await passes.run()
     assert not await passes.run(), "nothing new, but something left over"
-    # The append that was under way completes after the removal.
+    # The append that was under way completes after the topic's removal.
     key = topic.partitions[0].partition_key
     node.tail.record_append(
         key, base_offset=1, last_offset=1, records=b"x", log_start_offset=0, leader_epoch=0, now_s=1.0
@@ -288,7 +289,7 @@ async def test_7_tenth_equal_failure_is_logged_as_an_error(node: DataPlane, monk
         for _ in range(40):
             with pytest.raises(StorageUnavailable):
                 await passes.run()
-        # A success of something else does not end a series of failures.
+        # A series of failures does not end with the success of another task.
         await passes.reconciler.keep_place()
     told = [line["failures"] for line in logged if line["log_level"] == "error"]
     assert told == [10, 16, 32]
@@ -374,7 +375,7 @@ async def test_converged_tick_reads_the_revision_alone(
     converged = asked
     await passes.reconciler.converge()
     assert (passes.seen[-1], asked) == ((TICK, True), converged)
-    # No pending change is skipped.
+    # No pending change is lost.
     await other.create_topic("u")
     await passes.reconciler.converge()
     assert passes.seen[-1] == (TICK, False)

@@ -1,4 +1,4 @@
-"""Replicas of new topics: leaders and followers are spread evenly over racks, live nodes first."""
+"""Placement of new topics' replicas: leaders and followers are spread evenly over racks, and live nodes come first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RACKS = st.sampled_from([None, "a", "b", "c"])
 
 
 def spread_over(*racks: str | None, fenced: int = 0) -> Spread:
-    """Return nodes from 1 on, of which the last `fenced` are not alive."""
+    """Return nodes numbered from 1. The last `fenced` of them are not alive."""
     nodes = dict(enumerate(racks, 1))
     alive = len(nodes) - fenced
     return Spread(
@@ -90,7 +90,7 @@ def test_leaders_differ_by_one_and_racks_are_used(
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 6), st.integers(1, 4), st.integers(0, 11))
 def test_equal_racks_give_equal_shares(per_rack: int, racks: int, factor: int, rounds: int, start: int) -> None:
-    """Every node may come first: the shares are equal all the same."""
+    """Any node may come first in the order, and the shares are still equal."""
     nodes = [name for name in "abc"[:racks] for _ in range(per_rack)]
     factor = min(factor, len(nodes))
     spread = spread_over(*nodes)

@@ -1,4 +1,6 @@
-"""Wake-ups between two nodes on one Postgres: announcements, missed announcements, and their cost."""
+"""Announcements by which a node's append wakes fetches on the other node, on one Postgres: also if they are lost, and
+what they cost.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,7 @@ async def nodes(database_url: str) -> AsyncIterator[tuple[Node, Node]]:
 
 
 async def parked_fetch(node: Node, topic, offset: int):
-    """Return a long poll on the node once it waits."""
+    """Start a long poll on the node, and return its task once it waits."""
     task = asyncio.create_task(node.plane.fetch([(topic, at(offset))], max_wait_ms=LONG_MS))
     async with asyncio.timeout(DEADLINE_S):
         while node.plane.tail.parked_count == 0:
@@ -167,8 +169,8 @@ async def test_a_lone_node_announces_nothing(database_url: str) -> None:
 
 
 async def test_commit_of_unknown_outcome_becomes_visible_by_itself(database_url: str) -> None:
-    """The records became durable but their node did not learn of it. Readers must not wait for the next append, nor for
-    another node, if there is only one.
+    """The records became durable, but their node did not learn this. Readers must receive them without another append,
+    and also if there is no other node.
     """
     async with data_plane(database_url) as plane, contextlib.AsyncExitStack() as stack:
         node = Node(plane)

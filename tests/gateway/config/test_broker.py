@@ -1,4 +1,4 @@
-"""The broker settings table: Kafka's names and defaults, layers, and what is refused."""
+"""The table of broker settings: Kafka's names and defaults, the layers of values, and refusals."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_the_finest_retention_wins(given: dict[str, str], retention_ms: int) -> 
         ("replica.selector.class", "org.example.Selector"),
         ("group.min.session.timeout.ms", "1800001"),
         ("log.cleaner.max.compaction.lag.ms", "0"),
-        # A node without periodic reconciliation would miss changes that are not announced to it.
+        # Without periodic reconciliation, a node would miss changes whose announcements are lost.
         ("reconcile.periodic.interval.ms", "0"),
         ("reconcile.periodic.interval.ms", "30001"),
     ],

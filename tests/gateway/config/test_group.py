@@ -1,4 +1,4 @@
-"""Settings of groups by values: what is refused, and in which words."""
+"""Settings of groups: which values are refused, and with which messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gateway.config.group import check_group_configs
     ],
 )
 def test_group_setting_outside_the_brokers_bounds_is_refused_in_kafkas_words(name: str, value: int, said: str) -> None:
-    """Clients' tests compare them (upstream: GroupConfig.validate)."""
+    """Tests of client libraries compare these messages (upstream: GroupConfig.validate)."""
     with pytest.raises(ConfigError) as refused:
         check_group_configs({name: str(value)}, BrokerConfig())
     assert str(refused.value) == f"{name} must be {said}"

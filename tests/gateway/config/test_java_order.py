@@ -1,4 +1,4 @@
-"""Orders as Apache Kafka 4.4 answered them."""
+"""Names in the order of Java's maps, as Apache Kafka 4.4 answered them."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_addresses_are_written_as_kafka_writes_them() -> None:
 
 
 def test_a_listener_of_controllers_comes_last_and_need_not_be_advertised() -> None:
-    """If it came first, a node would be named after an address of its controllers' listener."""
+    """If the controllers' listener came first, its address would become the node's name."""
     controller, out = ("CONTROLLER://0.0.0.0:9093", "PLAINTEXT://0.0.0.0:9092")
     for advertised, told in (
         ("PLAINTEXT://kafka:1", (HERE, 9093)),

@@ -1,4 +1,6 @@
-"""Secrets that a variable names by their file: which variables may do so, and what is refused without its content."""
+"""Secrets that a variable names by a file: which variables may do so, and which files are refused. A refusal never
+shows the file's content.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Settings of listeners whose clients authenticate: which apply, which are refused, and that no secret is shown."""
+"""Settings of listeners whose clients authenticate: which of them apply, which are refused, and that no secret is
+shown.
+"""
 
 from __future__ import annotations
 

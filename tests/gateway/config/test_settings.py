@@ -1,4 +1,4 @@
-"""The origin of a value, which origin wins, and what is refused."""
+"""Settings: the source of a value, which source has priority, and which values are refused."""
 
 from __future__ import annotations
 
@@ -386,7 +386,7 @@ def test_wrong_roles_name_their_origin(assignments: list[str], reason: str) -> N
 
 
 def test_a_broker_may_have_settings_of_the_listeners_of_controllers() -> None:
-    """Kafka's own files do so: all of them contain all settings."""
+    """Kafka's own example files do so: each of them contains all settings."""
     known = ["process.roles=broker", "controller.listener.names=CONTROLLER"]
     setting = "listener.name.controller.ssl.client.auth=none"
     assert [each.name for each in load({}, [*known, setting], {}).settings.listeners] == ["PLAINTEXT"]

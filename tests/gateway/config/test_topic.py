@@ -1,4 +1,4 @@
-"""The topic settings table: Kafka's names and defaults, values that follow from the broker, and refusals."""
+"""The table of topic settings: Kafka's names and defaults, values that follow from the broker's, and refusals."""
 
 from __future__ import annotations
 

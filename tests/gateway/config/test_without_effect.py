@@ -1,4 +1,4 @@
-"""The list of a broker's settings compared with Kafka's: `kafka_broker_settings.tsv`."""
+"""The list of broker settings, compared with Kafka's list in `kafka_broker_settings.tsv`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ OTHER_DEFAULTS = {
     "ssl.truststore.type": ("JKS", "PEM"),
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": ("10000", "1000"),
 }
-"""Settings whose default differs, because Kafka's default is not true of a node: Kafka's default, and ours."""
+"""Settings with another default than Kafka's, because Kafka's is not true of a node. Each has
+Kafka's default and ours.
+"""
 
 
 def test_all_of_kafkas_settings_are_listed_and_no_others() -> None:
@@ -66,7 +68,7 @@ def test_types_are_kafkas() -> None:
 
 
 def test_defaults_are_kafkas_unless_another_is_listed() -> None:
-    """A node's own facts have no default: their values are the node's."""
+    """A setting that states a fact about the node has no default."""
     differing: dict[str, tuple[str, str]] = {}
     for name, key in LISTED.items():
         kafka, ours = KAFKA[name][1], render(key.default)

@@ -1,4 +1,4 @@
-"""Records of groups that a test holds back."""
+"""Stored records of groups, whose writes a test can delay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.groups.kinds import MACHINES, AnyGroup
 
 
 class Record:
-    """A group as it is stored, for any value."""
+    """A stored group with any value."""
 
     def __init__(self, group: AnyGroup) -> None:
         self.group = group
@@ -20,7 +20,7 @@ class Record:
 
 
 class Records:
-    """Stores everything at once, and returns what it was given."""
+    """Stores everything at once, and returns what was stored."""
 
     def __init__(self) -> None:
         self.stored: dict[str, AnyGroup] = {}

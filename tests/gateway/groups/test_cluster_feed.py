@@ -1,4 +1,4 @@
-"""The machines' view of the cluster, and when they learn that it has changed."""
+"""The machines' view of the cluster, and the notification when it changes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_acls_arrive_with_the_topics(node: GroupNode) -> None:
 
 
 class Topics:
-    """A catalog of which only topics matter."""
+    """A catalog that only has topics."""
 
     def __init__(self) -> None:
         self.by_id: dict[UUID, SimpleNamespace] = {}
@@ -127,7 +127,7 @@ class Topics:
         return taken
 
     def change(self, random: Random) -> None:
-        """Create a topic, perhaps under an earlier name, or extend, delete or recreate one."""
+        """Create a topic (perhaps with the name of an earlier one), or extend, delete or recreate a topic."""
         self.revision += 1
         name = f"t{random.randrange(6)}"
         former = next((topic for topic in self.by_id.values() if topic.name == name), None)

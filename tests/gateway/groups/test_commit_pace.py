@@ -1,4 +1,6 @@
-"""When a member that has released a partition counts as having stopped work on it, by values."""
+"""After a member has released a partition, its earlier commits decide when the coordinator assumes that the member has
+stopped working on it. Tests without a Postgres.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ PARTITION = (uuid.uuid4(), 0)
 
 
 def paced(*commits: tuple[float, int, float | None]) -> Pace:
-    """Return the pace of one member from (when, offset, when the previous record was served)."""
+    """Return the pace of a member that made these commits: (time, offset, time at which the record before the offset
+    was served).
+    """
     paces = CommitPaces()
     for at_s, offset, served_s in commits:
         paces.committed("g", PARTITION, A, offset, served_s, at_s)
@@ -24,15 +28,17 @@ def paced(*commits: tuple[float, int, float | None]) -> Pace:
 
 
 def each_tenth(delay_s: float, until_s: float = 20.0) -> Pace:
-    """Return the pace of ten records a second from 0 on, each committed that long after it was served."""
+    """Return the pace of a member that is served ten records a second from time 0 on, and commits each record `late_s`
+    later.
+    """
     numbers = range(int((until_s - delay_s) * 10) + 1)
     return paced(*((number / 10 + delay_s, number + 1, number / 10) for number in numbers))
 
 
 @pytest.mark.parametrize("delay_s", [0.2, 4.0, 9.0])
 def test_drain_waits_for_a_worker_pool_until_its_next_commit_is_overdue(delay_s: float) -> None:
-    """The member commits each record a fixed time after its delivery. The last was served at 20 s, and the revocation
-    requested then. At any time of the check, the coordinator waits until the next commit is due.
+    """The member commits each record a fixed time after its delivery. At 20 s the last record was served and the
+    partition was revoked. Whenever the coordinator checks, it waits until the next commit is due.
     """
     for now_s in (20.0, 20.0 + delay_s / 2, 20.0 + delay_s):
         pace = each_tenth(delay_s, now_s)
@@ -50,7 +56,9 @@ def test_drain_waits_for_a_worker_pool_through_a_lull() -> None:
 
 
 def test_commit_of_the_position_on_revocation_ends_the_drain() -> None:
-    """Auto-commit: every five seconds and on revocation, always up to the record processed last."""
+    """The member commits every five seconds and on revocation, always up to the last processed record, as auto-commit
+    does.
+    """
     pace = paced((5.0, 50, 4.9), (10.0, 100, 9.9), (12.0, 120, 11.9))
     overdue_s = pace.overdue_s(next_served_s=11.95, asked_s=11.8, released_s=12.1)
     assert overdue_s is not None
@@ -80,7 +88,7 @@ def test_drain_waits_for_the_next_periodic_commit() -> None:
 
 
 def test_drain_waits_as_long_as_a_batch_takes() -> None:
-    """All records were served at 0; a batch takes four seconds."""
+    """All records were served at time 0, and a batch takes four seconds."""
     pace = paced((4.0, 100, 0.0), (8.0, 200, 0.0), (12.0, 300, 0.0))
     overdue_s = pace.overdue_s(next_served_s=0.0, asked_s=11.0, released_s=12.1)
     assert overdue_s is not None
@@ -95,7 +103,7 @@ def test_end_of_work_is_unknown_without_a_rhythm(pace: Pace) -> None:
 
 
 def test_first_commit_after_the_release_does_not_end_the_drain() -> None:
-    """The member's application works on records that the member has released, and its rhythm is unknown."""
+    """After the release the member's application still works on records, and the interval of its commits is unknown."""
     assert paced((12.0, 120, 11.9)).overdue_s(next_served_s=11.95, asked_s=11.8, released_s=11.9) is None
     pace = paced((12.0, 120, 11.9), (15.0, 130, 11.9))
     overdue_s = pace.overdue_s(next_served_s=11.95, asked_s=11.8, released_s=11.9)

@@ -1,4 +1,4 @@
-"""Events after which a drain checks again at once. The clock of this test never advances."""
+"""Events that make a drain check at once. The clock of this test never advances."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AWAITED = (Draining("t", 0, MemberId("a"), "client", "/127.0.0.1", None, 7),)
 
 
 class Waiting:
-    """A group that waits until its partition's offset is 7."""
+    """A group whose drain waits until the offset of its partition is 7."""
 
     def __init__(self) -> None:
         self.readers: list[Callable[[str, tuple[Fact, ...]], None]] = []

@@ -1,4 +1,4 @@
-"""Members that read nothing of their assignment are named, and no others."""
+"""The observer names members that read nothing of their assignment, and no other members."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class Watched:
         await asyncio.sleep(0)
 
     async def after_patience(self) -> list[ProtocolViolated]:
-        """Return the violations seen after the patience for everything watched at the call is over."""
+        """Return the violations that are seen once the waiting time has passed for every assignment that is watched
+        now.
+        """
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_later(2 * PATIENCE_S, over.set_result, None)
         await over

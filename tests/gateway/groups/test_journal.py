@@ -1,5 +1,5 @@
-"""The journal's writer against Postgres: rows without room are counted and reported, and partitions
-by day come and go.
+"""The journal's writer against Postgres. Rows for which there is no room are counted and reported. Partitions of single
+days are created and dropped.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ async def writer(database_url: str) -> AsyncIterator[Writer]:
 
 
 async def until_writing(writer: Writer) -> None:
-    """Returns when a batch waits for the position that the observer holds."""
+    """Return when the writer has taken a batch and waits for the position, which the observer holds."""
     await until_blocked(writer.observer)
 
 
@@ -121,8 +121,9 @@ async def test_row_that_postgres_refuses_is_dropped_alone(writer: Writer) -> Non
 
 
 async def test_a_late_heartbeat_is_one_row_however_large_its_group(writer: Writer) -> None:
-    """A late member's entry must not hold its group. Otherwise the queue would have no room for many members that are
-    late at once."""
+    """The entry of a late member must not keep its whole group in memory. Otherwise the queue would have no room if
+    many members are late at once.
+    """
     member_ids = [MemberId(f"m{number}") for number in range(2 * ROOM)]
     members = {each: Member(each, None, "client", "/host", 10_000, 10_000, ()) for each in member_ids}
     group = Group("g", GroupState.STABLE, True, "consumer", "range", 7, member_ids[0], members)
@@ -139,7 +140,7 @@ async def test_a_late_heartbeat_is_one_row_however_large_its_group(writer: Write
 
 
 async def test_what_happens_to_members_is_written_soon_however_long_commits_linger(database_url: str) -> None:
-    """A node that is killed loses what it has not written."""
+    """Rows that are not written yet are lost if the node is killed."""
     database = await Database.open(database_url)
     catalog = Catalog(TopicStore(database), Tail(1_000_000), BrokerConfig())
     metrics = Metrics()
@@ -218,7 +219,7 @@ def test_commits_are_summed_up_by_error_and_counted() -> None:
 
 
 async def test_a_group_that_commits_faster_than_its_pace_gets_one_row_for_a_request(database_url: str) -> None:
-    """Another group keeps a row for each of its commits."""
+    """Another group, which commits slowly, still gets a row for each of its commits."""
     database = await Database.open(database_url)
     catalog = Catalog(TopicStore(database), Tail(1_000_000), BrokerConfig())
     journal = Journal(JournalStore(database), MACHINES, catalog, lambda: 1, Metrics(), linger_s=0.01, commits_per_s=1)

@@ -15,7 +15,7 @@ A = MemberId("a")
 
 
 class Counts:
-    """`Topics` with known numbers of partitions only."""
+    """`Topics` that only knows numbers of partitions."""
 
     def __init__(self, **counts: int) -> None:
         self._counts = counts

@@ -1,4 +1,4 @@
-"""Steps over very many partitions run in a thread: no other request waits for them, and nothing else changes."""
+"""Steps over very many partitions run in a thread. No other request waits for them, and they have no other effect."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Leases:
 
 
 class Halting(Machines[AnyGroup, Settings]):
-    """Records where steps run; those in threads wait until the test continues them."""
+    """Records in which thread each step runs. Steps in worker threads wait until the test continues them."""
 
     def __init__(self) -> None:
         super().__init__(CLASSIC, CONSUMER)
@@ -85,7 +85,7 @@ class Scene:
         )
 
     async def settle(self, group_id: str, names: tuple[str, ...]) -> int:
-        """Join and take over the assignment; return the member's epoch."""
+        """Join the group and take over the assignment; return the member's epoch."""
         reply = await self.heartbeat(group_id, 0, names)
         assert reply.error is ErrorCode.NONE
         return reply.member_epoch
@@ -156,7 +156,7 @@ async def test_only_an_unchanged_heartbeat_of_a_settled_member_is_answered_in_th
 
 
 async def test_pattern_with_another_principal_or_acls_runs_in_a_thread() -> None:
-    """The size of the group does not matter: the check covers all topics that the pattern matches."""
+    """A small group also needs a thread, because the check covers all topics that the pattern matches."""
     scene = Scene()
     nobody = Describing(Acls(), frozenset(), allow_everyone=False)
     before = replace(cluster(1), describing=nobody)

@@ -1,4 +1,4 @@
-"""Work that concerns very many groups at once gives way to other requests."""
+"""Work on very many groups at once must yield to other requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Leases:
 
 
 SETTINGS = Settings(group_initial_rebalance_delay_ms=600_000)
-"""On a slow machine the delay of very many new groups would end while a test measures something else."""
+"""Disable the delay for new groups, because on a slow machine it would end during a measurement."""
 
 
 def runtime(records: Records) -> Runtime[AnyGroup, Settings, Record]:
@@ -46,7 +46,7 @@ def cluster(revision: int, partition_count: int) -> Cluster:
 
 
 async def joined(groups: Runtime) -> None:
-    """Let each group have one member, which reads the one topic."""
+    """Let one member join each group and read the one topic."""
     groups.cluster_changed(cluster(1, 1))
     for number in range(COUNT):
         event = ConsumerGroupHeartbeat(
@@ -179,12 +179,12 @@ async def test_close_of_a_connection_with_members_of_very_many_groups() -> None:
 
 
 def _is_alone(group: Any) -> bool:
-    """Return whether its only member's connection is closed, and no request is held for it."""
+    """Return whether the group's only member has a closed connection and no held request."""
     return all(member.connection_id is None and member.parked_join is None for member in group.members.values())
 
 
 async def test_very_large_subscriptions_and_assignments_give_way() -> None:
-    """Megabytes of names between a leader and its members are opaque; the gateway does not parse them while other
+    """Names between a leader and its members are opaque bytes. The gateway must not parse megabytes of them while other
     requests wait.
     """
     many = 300_000

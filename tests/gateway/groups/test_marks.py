@@ -1,4 +1,6 @@
-"""Marks of the records that consumers were served: they only rise, and readers of one name count together."""
+"""Marks: the highest offsets that consumers were served. They only rise, and readers with the same client id count
+together.
+"""
 
 from __future__ import annotations
 
@@ -163,8 +165,8 @@ def test_mark_is_incomplete_if_another_node_may_have_served() -> None:
 
 
 def test_mark_is_complete_if_no_other_node_can_have_served() -> None:
-    """The partition's clients are sent to another node, or were in the meantime, so the mark lacks records served
-    there.
+    """The partition's clients are redirected to another node, or were for some time. So the mark lacks the records that
+    this other node served.
     """
     clock, alone, changed_s = Clock(), [False], [0.0]
     marks = Marks(clock=clock, alone=lambda: alone[0], nodes_since_s=lambda: changed_s[0])

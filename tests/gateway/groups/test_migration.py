@@ -1,4 +1,6 @@
-"""A group that changes its protocol with members in it, on a real Postgres, through the codec: rows, commits, admin."""
+"""A group that changes its protocol while it has members, on a real Postgres, through the codec: rows, commits, admin
+APIs.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ async def join_classic(node: GroupNode, member_id: str, owned: Sequence[int] = (
 async def share(
     node: GroupNode, member_id: str, generation: int, given: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """Sync, and return the member's assignment. A leader passes the assignments in."""
+    """Send SyncGroup, and return the member's assignment. A leader passes the assignments of all members."""
     assignments: tuple[Any, ...] = ()
     if given is not None:
         assignment = encode_assignment(Assignment(1, (TopicPartition("t", tuple(given)),)))
@@ -145,7 +147,9 @@ async def test_upgrade_and_downgrade_write_the_expected_rows(node: GroupNode) ->
 
 @pytest.mark.parametrize("way", ["upgrade", "downgrade"])
 async def test_commit_overtaken_by_a_conversion_counts(node: GroupNode, way: str) -> None:
-    """The coordinator accepted the commit, the group changed, and Postgres fences the commit by the former number."""
+    """The coordinator accepts the commit and then converts the group. Postgres fences the commit by the generation from
+    before the conversion.
+    """
     topic = (await node.create_topic("t", 4)).topic_id
     member_id, generation = await classic_group(node)
     if way == "downgrade":
@@ -166,7 +170,7 @@ async def test_commit_overtaken_by_a_conversion_counts(node: GroupNode, way: str
         overtaken(commits, number, again)
     )
     error = await commit(node, topic, member_id, generation, version=8)
-    # A generation that has ended is different: its partitions may have another owner by now.
+    # A commit of an earlier generation is different: its partitions may have another owner now.
     assert error == (ErrorCode.NONE if way == "upgrade" else ErrorCode.ILLEGAL_GENERATION)
 
 

@@ -43,7 +43,7 @@ G = "g"
 
 
 class Gate:
-    """A gate before `GroupStore.save`: writes wait here, on their way to Postgres, until it opens."""
+    """A gate in front of `GroupStore.save`. Writes to Postgres wait until it opens."""
 
     def __init__(self, node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waiting = 0
@@ -183,7 +183,9 @@ async def test_silent_group_still_expires_after_a_kill(database_url: str) -> Non
 
 
 async def test_each_restart_continues_the_sessions_of_the_previous_one(database_url: str) -> None:
-    """A member that died with the first coordinator must not receive a whole new session from each later one."""
+    """A member that died together with the first coordinator must not get a new full session from each later
+    coordinator.
+    """
     async with group_node(database_url) as before:
         dead = before.member(G, "c1", session_timeout_ms=60_000)
         await settle(dead)
@@ -214,7 +216,7 @@ async def test_once_all_members_were_heard_a_restart_gives_whole_sessions_again(
 
 
 async def test_begin_of_a_wait_survives_its_coordinator(database_url: str) -> None:
-    """The time is by the wall clock, because the next node's own clock began at another time."""
+    """The begin is stored as wall-clock time, because the monotonic clock of the next node began at another time."""
     drain = dataclasses.replace(QUICK, handoff=HandoffSettings(HandoffMode.DRAIN, 30_000))
     told = encode_subscription(Subscription(1, ("t",)))
     share, nothing = (
@@ -275,7 +277,7 @@ async def test_readers_receive_facts_after_the_write_and_before_the_answers(node
     heard: list[tuple[str, tuple[Fact, ...]]] = []
 
     def hear(group_id: str, facts: tuple[Fact, ...]) -> None:
-        # These members' metadata is no consumer's, which the observer also reports.
+        # The observer also reports that these members' metadata is not a consumer's.
         heard.append((group_id, tuple(fact for fact in facts if not isinstance(fact, ProtocolViolated))))
 
     node.groups.readers.append(hear)
@@ -388,7 +390,7 @@ def consumer_heartbeat(node: GroupNode, member_id: str, epoch: int, connection_n
 
 
 async def test_request_on_an_older_connection_is_stale_after_a_reload(node: GroupNode) -> None:
-    """An overtaken join would undo what the member has received on its newer connection."""
+    """A late join would undo what the member has received on its newer connection."""
 
     async def says(epoch: int, connection_number: int) -> ConsumerGroupHeartbeatReply:
         return await reply_of(node.groups.submit(G, consumer_heartbeat(node, "a", epoch, connection_number)))
@@ -596,7 +598,7 @@ async def test_heartbeats_queued_behind_a_slow_write_count_before_expired_sessio
 
 
 async def test_session_counts_from_the_answer_and_not_from_the_step(node: GroupNode, database_url: str) -> None:
-    """If storing takes longer than a session, the member must still have more than a few milliseconds."""
+    """Even if storing takes longer than the session timeout, the member must have its full session after the answer."""
     first, second = node.member(G, "c1", session_timeout_ms=1_500), node.member(G, "c2", session_timeout_ms=1_500)
     await settle(first)
     loop = asyncio.get_running_loop()
@@ -614,7 +616,7 @@ async def test_session_counts_from_the_answer_and_not_from_the_step(node: GroupN
 
 
 def stand_still() -> None:
-    """Stop this process' work for a while."""
+    """Block this process for a while."""
     time.sleep(0.5)
 
 
@@ -627,7 +629,9 @@ async def test_requests_during_a_stall_count_before_expired_sessions(
     beats: list[asyncio.Task[ErrorCode]] = []
 
     def read() -> None:
-        """A handler's task does the same: it runs in a turn of the loop after the one that found the bytes."""
+        """Create a task, as a handler does. The task runs in the turn of the event loop after the turn in which the
+        bytes arrived.
+        """
         beats.append(loop.create_task(member.beat()))
 
     loop.call_soon(lambda: loop.call_soon(read))
@@ -902,7 +906,7 @@ async def test_cancelled_waiter_does_not_block_a_held_group(node: GroupNode) -> 
         early, late = asyncio.create_task(classic_group(node)), asyncio.create_task(classic_group(node))
         await asyncio.sleep(0)
         early.cancel()
-    late.cancel()  # its turn has come, and it has not been resumed yet
+    late.cancel()  # it is this writer's turn, but it has not resumed yet
     await asyncio.wait([early, late])
     assert await member.beat() is ErrorCode.NONE
 

@@ -1,4 +1,4 @@
-"""The coordinator's view of many groups with settings of their own, by values."""
+"""The coordinator's view of the settings of many groups. These tests use no Postgres."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_number_of_groups_with_own_settings_is_bounded(monkeypatch: pytest
     stored: dict[str, dict[str, str]] = {}
 
     async def refresh() -> None:
-        """No other node changes anything."""
+        """Do nothing, because no other node changes settings."""
 
     async def store(group_id: str, changed: dict[str, str], removed: object) -> None:
         stored[group_id] = {**stored.get(group_id, {}), **changed}

@@ -1,4 +1,4 @@
-"""Listeners of group events, for any type of group: over stores that are values, without Postgres."""
+"""Listeners of group events, for any type of group. The stores are in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUBSCRIBED = ("t",)
 
 
 class Stored:
-    """A store without groups that accepts everything."""
+    """A store without groups, which accepts every write."""
 
     async def load(self, group_ids: Sequence[str]) -> dict[str, Any]:
         return {}

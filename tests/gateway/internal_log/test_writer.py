@@ -1,5 +1,5 @@
-"""Records written into internal topics while clients read them, on a real Postgres: read back from the log, record by
-record.
+"""Records of internal topics are written while clients read them, on a real Postgres. The tests read them back from the
+log.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Followed:
     told: list[str] = field(default_factory=list[str])
 
     async def written(self, topic_name: str, owner: str, *, behind: int = 0) -> list[Record]:
-        """Return the records in the partition where Kafka would look for the owner, from the offset `behind` on."""
+        """Return the records from offset `behind` on, in the partition where Kafka would look for the owner."""
         topic = self.node.services.catalog.get(topic_name)
         assert topic is not None
         index = partition_of(owner, len(topic.partitions))
@@ -90,7 +90,7 @@ class Followed:
 
 
 def told_by(record: Record) -> tuple[Kind, Any, Any]:
-    """Return kind, key and value; the value is None if the record deletes the key."""
+    """Return kind, key and value of each record. The value is None if the record deletes the key."""
     assert record.key is not None
     kind = next(kind for kind in GROUP_KINDS if kind.number == int.from_bytes(record.key[:2]))
     value = None if record.value is None else decode_value(kind, record.value)[1]
@@ -180,7 +180,9 @@ async def test_only_changes_are_written(followed: Followed) -> None:
 
 
 async def test_deleted_state_is_written_as_a_tombstone(followed: Followed) -> None:
-    """A group's deletion is announced; an expiry is found at the next full look. Any node may have deleted it."""
+    """A group's deletion is announced. The writer finds an expired group in its next complete read. Any node may have
+    deleted the group.
+    """
     topic = await followed.node.create_topic("orders", 1)
     await followed.commit(topic, 1)
     await followed.commit(topic, 1, group_id="other")
@@ -260,7 +262,9 @@ async def test_consumer_group_is_written(followed: Followed) -> None:
 
 
 async def test_next_writer_writes_the_difference(followed: Followed) -> None:
-    """Records that a node had written are in the log; the others follow from the tables."""
+    """The log has the records that the previous node wrote. The next node writes the difference between them and the
+    tables.
+    """
     topic = await followed.node.create_topic("orders", 2)
     await followed.commit(topic, 1)
     await followed.commit(topic, 1, partition=1)
@@ -410,7 +414,7 @@ async def test_request_for_the_end_waits_for_the_first_pass(followed: Followed) 
 
 
 async def test_requests_for_the_end_alone_cause_one_write_per_hour(followed: Followed) -> None:
-    """Exporters request the ends of all topics every few seconds, and must not slow down commits."""
+    """Exporters request the ends of all topics every few seconds. These requests must not slow down commits."""
     readers = followed.node.groups.readers
     async with following(followed.node, Bounds(asked_s=0.0)) as asked:
         asking = asyncio.create_task(asked.logs.ready(CONSUMER_OFFSETS))
@@ -465,7 +469,7 @@ async def test_in_another_history_the_log_is_read_again(followed: Followed) -> N
 
 
 async def test_offsets_of_a_large_group_are_read_in_parts(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Offsets of deleted topics are read in the same parts, and left out of the records."""
+    """Offsets of deleted topics are read in the same parts. No records are written for them."""
     pages: list[int] = []
     fetch = followed.node.database.cold.fetch
 

@@ -1,4 +1,6 @@
-"""Group commit on a real Postgres: grouping, caps, order, back-pressure, durability before visibility, lost storage."""
+"""Group commit on a real Postgres: grouping, limits, order, back-pressure, durability before
+visibility, lost storage.
+"""
 
 from __future__ import annotations
 
@@ -96,12 +98,14 @@ async def test_commit_is_bounded_in_batches_and_bytes(node: DataPlane, database_
 
 
 FOR_EVER_S = 3600.0
-"""A wait that ends by itself only after the test's own time."""
+"""A wait that would end by itself only long after the test."""
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let commits wait also for requests that arrive seldom, because a busy machine delays the test's own requests."""
+    """Let commits always wait for more requests. Otherwise they would not wait for the test's own requests, which
+    arrive seldom on a busy machine.
+    """
     monkeypatch.setattr(gathering, "WORTH_COMMITS", 1e9)
 
 
@@ -116,7 +120,7 @@ def gathering_appender(node: DataPlane, gather_s: float) -> Appender:
 
 @contextlib.contextmanager
 def commits_held(node: DataPlane) -> Iterator[asyncio.Event]:
-    """Keep a commit that has begun waiting until the event is set."""
+    """Keep every begun commit waiting until the event is set."""
     append, may_end = node.log.append, asyncio.Event()
 
     async def held(batches: Sequence[NewBatch], *, wait: bool) -> list[Appended | Refusal]:
@@ -129,7 +133,9 @@ def commits_held(node: DataPlane) -> Iterator[asyncio.Event]:
 
 
 async def meet(node: DataPlane, appender: Appender, topic: Topic, requests: int) -> None:
-    """Submit this many requests of one batch each. They share one commit, because another one is in progress."""
+    """Submit this many requests of one batch each while another commit is in progress. They all
+    share the next commit.
+    """
     with commits_held(node) as may_end:
         futures = [appender.submit(new_batch(topic, batch_of(b"m")))]
         await asyncio.sleep(0)
@@ -209,7 +215,7 @@ async def test_a_commit_waits_no_longer_than_its_bound(node: DataPlane) -> None:
 
 
 async def test_the_order_of_submit_is_the_order_of_the_log(node: DataPlane) -> None:
-    """The order holds across committers and groups, for small batches and for those that go by COPY."""
+    """The order holds across committers and groups, for small batches and for batches that are written by COPY."""
     topic = await node.create_topic("t", 5)
     chance = random.Random(3)
     submitted: dict[int, list[bytes]] = {index: [] for index in range(5)}
@@ -317,8 +323,8 @@ async def test_lost_storage_fails_the_commit_and_not_the_next(node: DataPlane, d
 
 
 async def test_idempotent_batch_is_not_written_without_its_predecessors(node: DataPlane, database_url: str) -> None:
-    """A partition that does not know the producer accepts any first sequence. If the second batch were written alone,
-    the first would be refused when it is repeated.
+    """A partition accepts any first sequence of an unknown producer. If the second batch were written alone, the first
+    batch would be refused when it is repeated.
     """
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
@@ -361,8 +367,9 @@ async def test_cancelled_batch_refuses_later_ones_until_its_repeat(node: DataPla
 
 
 async def test_batch_after_a_lost_one_is_not_called_out_of_order(node: DataPlane, database_url: str) -> None:
-    """librdkafka answers OUT_OF_ORDER_SEQUENCE by numbering anew, even if a repeat of the lost batch is on its way. If
-    that repeat is written and its answer lost, the record is there twice."""
+    """After OUT_OF_ORDER_SEQUENCE, librdkafka numbers its batches anew, even if it has already repeated the lost batch.
+    If that repeat is written and its answer is lost, the log contains the record twice.
+    """
     topic = await node.create_topic("t")
     sent = [batch_of(b"%d" % sequence, producer=(7, 0, sequence)) for sequence in range(4)]
     assert appended(await node.appender.submit(new_batch(topic, sent[0]))) == 0
@@ -411,7 +418,7 @@ async def gather_errors(*futures: asyncio.Future[Appended | Refusal]) -> list[ob
 
 
 async def test_two_nodes_append_to_the_same_partitions(node: DataPlane, database_url: str) -> None:
-    """Overlapping commits led to deadlocks in trials. Each node's tail must also notice the other node's appends."""
+    """In trials, overlapping commits caused deadlocks. Each node's tail must also notice the other node's appends."""
     topic = await node.create_topic("t", 6)
     async with data_plane(database_url, name="node-2") as other:
         chance = random.Random(5)

@@ -1,4 +1,4 @@
-"""Every row of the table of checks on a produced batch (upstream's LogValidatorTest and ProduceRequestTest)."""
+"""Every row of the table of checks on a produced batch (upstream: LogValidatorTest and ProduceRequestTest)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def batch(count: int = 3, **fields: object) -> bytearray:
 
 
 def patched(position: int, layout: str, value: int, *, keep_crc: bool = False) -> Callable[[], bytearray]:
-    """Return a valid batch with one field of its head changed. The CRC is corrected unless `keep_crc`."""
+    """Return a valid batch with one field of its header changed. The CRC is corrected unless `keep_crc`."""
 
     def make() -> bytearray:
         records = batch()
@@ -185,7 +185,7 @@ def test_headers_with_one_key_twice_are_valid() -> None:
 
 
 def forged(payload: bytes, count: int, codec: Compression = Compression.NONE) -> bytearray:
-    """Return a head with the right CRC and length over `payload`."""
+    """Return a batch header with the right CRC and length, followed by `payload`."""
     records = bytearray(batch(count, compression=codec)[:61] + payload)
     struct.pack_into(">i", records, 8, len(records) - 12)
     struct.pack_into(">I", records, 17, crc32c.crc32c(memoryview(records)[21:]))
@@ -215,7 +215,7 @@ def test_a_body_of_another_count_than_its_head_is_refused(codec: Compression, he
 @pytest.mark.parametrize("policy", [("delete",), ("compact",)])
 def test_offsets_that_do_not_count_up_from_zero_are_refused(offsets: tuple[int, ...], policy: tuple[str, ...]) -> None:
     """Upstream gives such records of a compressed batch new offsets, and leaves those of an uncompressed one unchanged.
-    So two consumers of the same log would disagree on a record's offset.
+    So two consumers of the same log would see different offsets for one record.
     """
     records = build_batch([record(offset) for offset in offsets], last_offset_delta=max(offsets))
     payload = records[61:]
@@ -232,7 +232,7 @@ def test_lower_bound_reports_that_a_larger_one_may_decide() -> None:
 @pytest.mark.parametrize("count", [1, WINDOW_RECORDS - 1, WINDOW_RECORDS, WINDOW_RECORDS + 1])
 @pytest.mark.parametrize("value", [b"v", b"v" * 200], ids=["one window", "several"])
 def test_every_offset_is_checked_in_large_batches(count: int, value: bytes) -> None:
-    """The window ends within the batch, at its end, or after it."""
+    """The validator's window of records ends within the batch, at its end, or after it."""
     records = [record(offset, value=value) for offset in range(count)]
     assert isinstance(judge(build_batch(records)), BatchHead)
     last = replace(records[-1], offset=count + 3)
@@ -243,7 +243,7 @@ def test_every_offset_is_checked_in_large_batches(count: int, value: bytes) -> N
 
 
 def with_head(records: bytes, *, last_offset_delta: int) -> bytearray:
-    """Return the batch with a head that does not fit its records, and a CRC that fits both."""
+    """Return the batch with a header that does not fit its records, and a CRC that is correct."""
     changed = bytearray(records)
     struct.pack_into(">i", changed, 23, last_offset_delta)
     struct.pack_into(">I", changed, 17, crc32c.crc32c(memoryview(changed)[21:]))

@@ -29,12 +29,12 @@ async def other(database_url: str) -> AsyncIterator[DataPlane]:
 
 
 def remember_unknown(node: DataPlane, unknown: Unknown) -> None:
-    """Give the node a catalog with these bounds."""
+    """Create a node's catalog with these limits on unknown names."""
     node.catalog = Catalog(node.topics, node.tail, BrokerConfig(), unknown=unknown)
 
 
 class CountingTopics:
-    """The real store, with a count of its queries."""
+    """The real store, which also counts its queries."""
 
     def __init__(self, node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
         self.finds: list[str | UUID] = []
@@ -198,7 +198,7 @@ async def test_another_nodes_changes_arrive(node: DataPlane, other: DataPlane) -
 
 
 class Looks:
-    """The real store's `changes`: counted, and each result held until the test releases it."""
+    """The real store with a counted `changes`. Each result is held back until the test releases it."""
 
     def __init__(self, node: DataPlane, monkeypatch: pytest.MonkeyPatch, *, held: bool = False) -> None:
         self.since: list[int] = []
@@ -261,7 +261,9 @@ async def test_failed_refresh_fails_its_callers_and_the_next_call_retries(
 
 
 async def test_local_change_during_a_refresh_is_not_undone(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """State read before a creation, a change or a deletion on this node must not overwrite it."""
+    """A refresh may have read the catalog before a creation, change or deletion on this node. It must not overwrite the
+    newer state.
+    """
     deleted, altered = await node.create_topic("deleted"), await create_elsewhere(node, "altered")
     looks = Looks(node, monkeypatch, held=True)
     looking = asyncio.create_task(node.catalog.refresh_if_changed())

@@ -1,4 +1,4 @@
-"""Compaction's decisions by values alone (upstream's LogCleanerTest)."""
+"""The decisions of compaction, without Postgres (upstream: LogCleanerTest)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def encoded(text: str | None) -> bytes | None:
 
 
 def stored(base_offset: int, *pairs: Pair, **fields: object) -> StoredBatch:
-    """Return a batch of (key, value), one offset each."""
+    """Return a batch of these (key, value) pairs, with one offset each."""
     records = build_batch(
         [
             Record(base_offset + delta, NOW_MS + delta, encoded(key), encoded(value))
@@ -152,9 +152,7 @@ def test_the_keys_of_a_batch_that_ends_in_damage_supersede_nothing() -> None:
 
 @pytest.mark.parametrize("codec", list(Compression))
 def test_records_of_all_sizes_are_kept_as_they_are(codec: Compression) -> None:
-    """Records are smaller and larger than the parser's window, with headers, with and without a
-    tombstone among them.
-    """
+    """Records may be smaller or larger than the parser's window, and have headers. A tombstone may be among them."""
     chance = random.Random(7)
     for tombstone in (False, True):
         records = [
@@ -189,7 +187,7 @@ def test_full_index_reports_its_end() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_reader_of_the_compacted_log_ends_with_the_same_table(seed: int) -> None:
-    """At any time and any number of compactions, a replay gives the last value of each key, in offset order."""
+    """After any number of compactions at any time, a replay gives the last value of each key, in offset order."""
     chance = random.Random(seed)
     log: list[StoredBatch] = []
     expected: dict[str, str | None] = {}

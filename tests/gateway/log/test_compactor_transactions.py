@@ -1,4 +1,4 @@
-"""Compaction of transactions, by values alone (upstream's LogCleanerTest): a read_committed reader
+"""Compaction of transactions, without Postgres (upstream: LogCleanerTest): a read_committed reader
 sees no difference.
 """
 
@@ -31,7 +31,7 @@ def encoded(text: str | None) -> bytes | None:
 
 @dataclass
 class Log:
-    """A partition, as the appends of plain and transactional producers build it."""
+    """A partition that the appends of plain and transactional producers have built."""
 
     batches: list[StoredBatch] = field(default_factory=list[StoredBatch])
     aborted: list[AbortedSpan] = field(default_factory=list[AbortedSpan])
@@ -43,7 +43,7 @@ class Log:
         return self._append(pairs, None, compression)
 
     def write(self, producer_id: int, *pairs: Pair, compression: Compression = Compression.NONE) -> int:
-        """Append in the producer's transaction, and begin it if necessary."""
+        """Append in the producer's transaction. Begin a transaction first if the producer has no open one."""
         self.open_since.setdefault(producer_id, self.next_offset)
         return self._append(pairs, producer_id, compression)
 
@@ -61,7 +61,7 @@ class Log:
         return min(self.open_since.values(), default=self.next_offset)
 
     def compact(self, *, end_offset: int | None = None, dirty_from: int = 0) -> Cleaned:
-        """Compact below `end_offset`, by default below the last batch, piece by piece as a long log is read."""
+        """Compact below `end_offset`, by default below the last batch. Read the log in pieces, as with a long log."""
         if end_offset is None:
             end_offset = self.batches[-1].base_offset
         head = [batch for batch in self.batches if batch.base_offset < end_offset]
@@ -85,7 +85,7 @@ class Log:
         return [span for span in self.aborted if span.first_offset < end and span.last_offset >= begin]
 
     def committed(self, offset: int = 0, count: int = 10**6) -> list[Record]:
-        """Return the records that a reader gets in answers of so many batches each."""
+        """Return the records that a read_committed reader receives if each answer has `count` batches."""
         found: list[Record] = []
         stable = [batch for batch in self.batches if batch.base_offset < self.last_stable_offset]
         stable = [batch for batch in stable if batch.last_offset >= offset]
@@ -101,7 +101,7 @@ class Log:
         return found
 
     def content(self) -> list[tuple[int, bytes | None, bytes | None]]:
-        """Return all records except those of markers."""
+        """Return all records without markers."""
         return [
             (record.offset, record.key, record.value)
             for batch in self.batches
@@ -190,7 +190,7 @@ def test_transactional_batch_without_records_left_is_removed() -> None:
 
 
 def test_aborted_records_are_removed_and_supersede_nothing() -> None:
-    """With another gateway an uncommitted record deleted a committed one."""
+    """In another gateway, an uncommitted record superseded a committed one, which compaction then deleted."""
     log = Log()
     log.plain(("a", "1"))  # 0
     log.write(7, ("a", "2"), ("b", "1"))  # 1, 2
@@ -226,7 +226,7 @@ def test_only_batches_between_the_first_and_the_marker_were_aborted() -> None:
 
 
 def test_batches_of_the_producer_outside_of_transactions_were_not_aborted() -> None:
-    """A producer that continues without a transactional id need not use a new producer id; the client decides that."""
+    """A producer may continue without a transactional id and keep its producer id. The client decides that."""
     log = Log(aborted=[AbortedSpan(7, 0, 5)])
     records = build_batch([Record(0, NOW_MS, b"a", b"1")], producer_id=7, producer_epoch=2, base_sequence=0)
     log.store(records)
@@ -236,8 +236,8 @@ def test_batches_of_the_producer_outside_of_transactions_were_not_aborted() -> N
 
 
 def test_abort_marker_is_kept_through_every_compaction() -> None:
-    """The aborted transaction stays in the list. A reader that learns of an aborted transaction without its end would
-    skip the producer's later commits.
+    """The aborted transaction stays in the list. Without its marker, a reader would not see the transaction's end, and
+    would skip the producer's later commits.
     """
     log = Log()
     log.write(7, ("a", "1"))
@@ -316,8 +316,9 @@ def test_full_index_ends_behind_the_last_batch_of_any_kind() -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_read_committed_reader_ends_with_the_same_table(seed: int) -> None:
-    """The table is the same for any time and number of compactions, any start of the read, and any division into
-    answers."""
+    """The result is the same for any number of compactions at any time, any start of the read, and any division into
+    answers.
+    """
     chance = random.Random(seed)
     log = Log()
     history: dict[int, Pair] = {}
@@ -363,8 +364,8 @@ def test_read_committed_reader_ends_with_the_same_table(seed: int) -> None:
             under_way[producer_id] = set()
         if chance.random() < 0.25:
             check()
-            # The range is that of dirty_ranges: below open transactions and below the newest batch, at a batch's
-            # beginning.
+            # The range is limited as by dirty_ranges: it ends below open transactions and below the newest batch, at
+            # the beginning of a batch.
             stable = min(log.last_stable_offset, log.batches[-1].base_offset)
             end_offset = max((base for base in log.bases() if base <= stable), default=0)
             if end_offset > cleaned_to:

@@ -1,4 +1,4 @@
-"""The moment at which the next commit begins, by values: times are parameters, nothing waits."""
+"""When the next commit begins. Times are parameters, so that no test waits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ COMMIT_S = 0.0005
 
 
 def after(carried: int, *, left_others: bool = False, pause_s: float = 0.0, commits: int = 50) -> Gathering:
-    """Return a Gathering after so many commits of so many requests, the last of which ended at 10 s."""
+    """Return a Gathering that has seen `commits` commits of `carried` requests each. The last commit ended at 10 s."""
     gathering = Gathering(BOUND_S)
     for number in reversed(range(commits)):
         ended_s = 10.0 - number * (COMMIT_S + pause_s)

@@ -1,4 +1,4 @@
-"""Batches recompressed to their topic's codec: what changes, what does not, and how much memory they may take."""
+"""Batches that are recompressed to their topic's codec: what changes and what does not, and how much memory is used."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def recompressor() -> AsyncIterator[Recompressor]:
 
 
 def plain(count: int) -> list[recompression.Batch]:
-    """Return so many batches that take `PLAIN_BYTES` each when they are done, and may not take more."""
+    """Return `count` batches. Each takes `PLAIN_BYTES` after recompression, which is also its limit."""
     return [(batch(Compression.ZSTD), replace(config("uncompressed"), max_message_bytes=PLAIN_BYTES))] * count
 
 

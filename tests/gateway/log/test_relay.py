@@ -1,4 +1,4 @@
-"""How often the relay looks for staged transactions."""
+"""How often the relay (the job that copies staged SQL transactions to the log) looks for transactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The tail: contiguity, bounds, known offsets, and which events wake which watch."""
+"""The tail, which holds the newest records in memory: contiguity, limits, known offsets, and which events wake which
+watch.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +151,7 @@ def test_append_below_the_end_changes_nothing() -> None:
 
 
 def test_observing_ahead_of_an_append_keeps_the_tail() -> None:
-    """A read of the state may see a commit before the committer has recorded it."""
+    """A read of the partition's state may see a commit before the committer itself has recorded it."""
     tail = Tail(10**6)
     append(tail, P0, 0)
     tail.observe(P0, state(0, 2), 0.0)
@@ -379,14 +381,15 @@ def test_read_committed_read_lists_aborted_transactions() -> None:
 
 
 def test_outcome_is_unknown_without_the_marker() -> None:
-    """Another node has ended the transaction, or its end had no known outcome here, or its outcome arrives after that
-    of a read."""
+    """Three cases: another node has ended the transaction, the outcome of the end is unknown on this node, or a read
+    was faster than the end's outcome.
+    """
     tail = Tail(10**6)
     append(tail, P0, 0)
     append(tail, P0, 1, stable=1)
     append(tail, P0, 2, stable=1)
     assert offsets(read_committed(tail, P0, 0)) == [0]
-    tail.observe(P0, PartitionState(0, 4, 4, 0, 0), 0.0)  # a marker at 3
+    tail.observe(P0, PartitionState(0, 4, 4, 0, 0), 0.0)  # a marker at offset 3
     assert offsets(read_committed(tail, P0, 0)) == [0], "as far as is known from here"
     assert read_committed(tail, P0, 1) is None
     assert offsets(read(tail, P0, 1)) == [1, 2]
@@ -396,7 +399,7 @@ def test_outcome_is_unknown_without_the_marker() -> None:
 
 
 def test_late_append_alone_is_not_considered_stable() -> None:
-    """The second of two appends is recorded first, and evicted: its marker is no longer known here."""
+    """The second of two appends is recorded first and then evicted. So this node no longer knows the marker in it."""
     tail = Tail(10 + ENTRY_OVERHEAD_BYTES)
     append(tail, P0, 1, aborted=A)
     append(tail, P1, 0)
@@ -405,8 +408,9 @@ def test_late_append_alone_is_not_considered_stable() -> None:
 
 
 def test_append_behind_a_marker_may_be_recorded_before_it() -> None:
-    """The two arrive in this order if a transaction has very many partitions. Postgres knows what lies below the later
-    append."""
+    """The append may arrive before the marker if a transaction has very many partitions. Postgres knows what lies below
+    the append.
+    """
     tail = Tail(10**6)
     append(tail, P0, 0, stable=0)
     append(tail, P0, 2)

@@ -1,4 +1,4 @@
-"""Names that a topic may have, for every way of creation."""
+"""Valid topic names. The rules are the same for every way to create a topic."""
 
 from __future__ import annotations
 

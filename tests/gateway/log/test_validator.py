@@ -1,4 +1,6 @@
-"""The thread on which a batch is judged, and that a bomb delays only bombs."""
+"""Batches that may be very large after decompression are validated on a thread of their own, so that they delay only
+each other.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Full collections wait for requests of many elements, but not for ever. Objects that they find alive are frozen."""
+"""Full garbage collections wait for large requests, but not for ever. Objects that survive a collection are frozen."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from protocol.codec import encode
 from protocol.errors import ProtocolError
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 
-# a worker's process has many objects of other tests, and a full collection visits all of them
+# a test process has many objects of other tests, and a full collection visits all of them
 pytestmark = pytest.mark.alone
 
 
 @pytest.fixture(autouse=True)
 def as_if_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Requests of other tests, whose loops are closed, may never have been finished."""
+    """Forget unfinished requests of other tests, whose event loops are closed."""
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
     monkeypatch.setattr(coding, "full_collections", FullCollections())
@@ -89,7 +89,7 @@ async def test_collection_does_not_wait_for_a_torn_request() -> None:
 
 
 class Node:
-    """An object of a cycle."""
+    """An object in a reference cycle."""
 
     def __init__(self) -> None:
         self.itself = self

@@ -1,4 +1,6 @@
-"""The connection over real sockets: order, back-pressure, bounds and ends. Its requests are words, not Kafka."""
+"""The connection over real sockets: order, back-pressure, limits and ends. Its requests are words
+instead of Kafka's.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ async def test_a_request_without_answer_keeps_its_place() -> None:
 
 
 async def test_request_sees_effects_of_earlier_requests() -> None:
-    """A pipelined JoinGroup starts when the OffsetCommit before it is done; other connections do not wait."""
+    """A pipelined JoinGroup starts when the OffsetCommit before it is done. Other connections do not wait."""
     async with node() as served:
         peer = await served.connect()
         peer.send(b"-wait:commit", b"pwait:join", b"-echo:heartbeat")
@@ -96,7 +98,7 @@ async def test_request_sees_effects_of_earlier_requests() -> None:
 
 
 async def test_bulky_read_sees_earlier_requests_and_no_later_ones() -> None:
-    """An OffsetFetch between two OffsetCommits."""
+    """An OffsetFetch between two OffsetCommits sees the first and not the second."""
     async with node() as served:
         peer = await served.connect()
         peer.send(b"-wait:before", b"rwait:fetch", b"-echo:after")
@@ -279,7 +281,7 @@ async def test_full_node_continues_one_large_frame_until_there_is_room() -> None
 
 
 async def test_full_node_gives_each_connection_a_small_share() -> None:
-    """Small frames, sent by the thousand while storage is stopped, are held to the bound as large ones are."""
+    """While storage is stopped, thousands of small frames are limited in the same way as large ones."""
     body = b"lwait:" + bytes(1000)
     limit, connections = 100_000, 20
     async with node(max_node_bytes=limit) as served:
@@ -315,7 +317,7 @@ async def test_a_full_node_starts_one_fetch_of_each_connection_until_it_is_overd
 
 
 async def test_memory_for_handling_requests_counts_too() -> None:
-    """A thousand requests of two hundred bytes take six megabytes."""
+    """Handling a thousand requests of two hundred bytes takes six megabytes."""
     async with node(max_node_bytes=10_000_000) as served:
         peer = await served.connect()
         peer.send(*[b"lwait:"] * 100)
@@ -327,7 +329,7 @@ async def test_memory_for_handling_requests_counts_too() -> None:
 
 
 async def test_many_large_requests_that_arrive_together_become_whole_one_after_the_other() -> None:
-    """No frame fits beside another, and none waits for ever."""
+    """The memory limit admits only one of these frames at a time. Each of them is read eventually."""
     async with node(max_node_bytes=200_000) as served:
         peers = [await served.connect() for _ in range(5)]
         whole = framed(b"-echo:large" + bytes(600_000))
@@ -554,7 +556,7 @@ async def test_handshakes_count_as_connections_of_their_address(tmp_path: Path) 
     served.port = await served.server.bind("127.0.0.1", 0, tls=Tls(context, None))
     await served.server.serve(served.words, served.connection_closed, most_from=lambda address: 2)
     try:
-        # These two connect and send nothing, so their handshakes do not end.
+        # These two clients connect and send nothing, so their handshakes never end.
         silent = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(2)]
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         assert await asyncio.wait_for(reader.read(1), 30) == b"", "the third is refused"
@@ -567,7 +569,7 @@ async def test_handshakes_count_as_connections_of_their_address(tmp_path: Path) 
                 try:
                     peer = Peer(*await asyncio.open_connection("127.0.0.1", served.port, ssl=trusting))
                     break
-                except OSError:  # the server has not yet seen the end of both
+                except OSError:  # the server has not seen yet that both have ended
                     await asyncio.sleep(0.01)
         peer.send(b"-echo:1")
         assert await peer.answer() == b"-echo:1"
@@ -621,7 +623,9 @@ async def test_disconnect_cancels_parked_requests_and_finishes_the_rest() -> Non
 
 
 async def test_requests_read_before_a_disconnect_are_handled_in_order() -> None:
-    """A LeaveGroup behind an OffsetCommit counts. A parked JoinGroup without a client is not waited for."""
+    """A LeaveGroup after an OffsetCommit is still handled. A parked JoinGroup is not waited for, because its client is
+    gone.
+    """
     async with node() as served:
         peer = await served.connect()
         peer.send(b"-wait:commit", b"pwait:join", b"-echo:leave", b"-echo:last")
@@ -638,8 +642,8 @@ async def test_requests_read_before_a_disconnect_are_handled_in_order() -> None:
 
 @pytest.mark.parametrize("parked", [b"pwait:join", b"bwait:fetch"])
 async def test_disconnect_with_a_full_pipeline_behind_a_parked_request_ends(parked: bytes) -> None:
-    """The parked request is cancelled and frees its place. Requests read behind it are done, and
-    the end is reported.
+    """The parked request is cancelled and frees its place. Requests that were read after it are handled, and the end of
+    the connection is reported.
     """
     async with node(max_in_flight=10) as served:
         peer = await served.connect()

@@ -1,4 +1,4 @@
-"""From frame to answer, with a table of the test's own: which stage answers if something is wrong."""
+"""From frame to answer, with a test's own table of APIs: which stage responds to which error."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def raising(error: Exception) -> Handler:
 
 
 def line(api_key: ApiKey, min_version: int, max_version: int, handler: Handler, **how: Any) -> Served:
-    """Return a line of the table with a handler of the test's own; its refusal and its order are those of the served
-    line.
+    """Return a line of the table of APIs whose handler is the test's own. Its refusal and its order are those of the
+    served API.
     """
     (own,) = [served for served in SERVED if served.api_key is api_key]
     changes = {"min_version": min_version, "max_version": max_version, "handler": handler, **how}
@@ -72,7 +72,9 @@ class Table:
         self.dispatch = Dispatch(served, cast(Services, None), self.metrics, stages)
 
     async def ask(self, request: Any, version: int, *, answered_in: int | None = None) -> Any:
-        """Return the response to `request` sent as `version`, read as `answered_in` (default: the same)."""
+        """Return the response to `request` sent as `version`. The response is decoded as `answered_in`, by default the
+        same version.
+        """
         schema = message_schema(type(request))
         key = int(schema.api_key)
         known = version in schema.versions
@@ -215,7 +217,7 @@ async def test_invalid_request_closes_the_connection(frame: bytes, reason: str |
 
 
 async def test_only_produce_may_be_larger_than_eight_mebibytes() -> None:
-    """A decoded request that is all structure takes many times its size."""
+    """Decoding a request that consists of many small elements takes many times its size."""
     table = Table(HEARTBEAT, line(ApiKey.PRODUCE, 3, 13, accept))
     with pytest.raises(UnanswerableError) as raised:
         await table.ask_bytes(struct.pack(">hhih", 12, 0, 1, -1) + bytes(8 * 1024 * 1024))
@@ -350,7 +352,9 @@ async def test_a_request_that_is_not_authorized_is_refused_in_its_shape_and_neve
 
 
 async def test_produce_keeps_its_order_though_a_stage_before_it_is_slow() -> None:
-    """A request's place is taken when it arrives: the first passes the stage last, and still enters the log first."""
+    """A request takes its place when it arrives. The first request passes the slow stage last, and its records still
+    enter the log first.
+    """
     log: list[int] = []
     gates = [asyncio.Event() for _ in range(4)]
 

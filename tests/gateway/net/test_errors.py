@@ -1,4 +1,6 @@
-"""Every served API at every version can refuse everything it was asked for, in its own shape."""
+"""For every served API and version, the gateway can refuse each element of a request with an answer
+of the right form.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def refused(api_key: ApiKey, version: int, request: Any, code: ErrorCode, messag
 
 
 def filled(struct_type: type[Any], version: int) -> Any:
-    """Return a struct whose arrays all have two elements with different names."""
+    """Return a struct in which every array has two elements with different names."""
     return struct_type(
         **{
             field.name: value_of(field, version)

@@ -1,4 +1,4 @@
-"""A guard before a connection's requests: its bounds, and an answer behind which nothing is sent."""
+"""A guard in front of a connection's requests: its limits, and a last answer after which nothing is sent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST = 100
 
 
 class Door:
-    """Admits a client that sends the word, and accepts no second wrong word."""
+    """A guard that admits a client that sends the right word. It accepts no second wrong word."""
 
     max_request_bytes = MOST
 

@@ -1,4 +1,4 @@
-"""Order in which connections may send on, if their large requests arrive while an address or the node is full."""
+"""The order in which connections may continue to send large requests when an address or the node is full."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.net.holdings import TURN_BYTES_PER_S, TURN_WINDOW_S, TURNS, Holding
 
 LIMIT_BYTES = 8_000
 READ_BYTES = 100
-"""Bytes that a peer of a property reads at once."""
+"""Number of bytes that a peer reads at once in the property test."""
 
 
 class Peer:
@@ -25,7 +25,7 @@ class Peer:
         self.turns += self.is_reading
 
     def arrive(self, count_bytes: int) -> bool:
-        """Receive bytes of a request as a connection does, and return True if it may read on."""
+        """Receive bytes of a request as a connection does. Return True if the connection may continue to read."""
         assert self.is_reading
         count_bytes = max(self._holdings.room_for(self, count_bytes), 1)
         self.arrived_bytes += count_bytes
@@ -125,7 +125,7 @@ ACTIONS = st.lists(
 
 
 def played(holdings: Holdings, peers: list[Peer], actions: list[tuple[int, str]]) -> None:
-    """Let peers read, end, and fill the node with work or free it; check the counts after each action."""
+    """Let peers read, end, and occupy or free the node's memory. Check the counts after each action."""
     in_work_bytes = 0
     for number, action in actions:
         peer = peers[number % len(peers)]
@@ -158,7 +158,7 @@ def test_arriving_requests_fill_no_more_than_the_bound_and_the_turns(actions: li
                 peer.arrive(READ_BYTES)
         everything = sorted(peer.arrived_bytes for peer in peers)
         assert sum(everything[:-TURNS]) <= LIMIT_BYTES + len(peers)
-    # Each request becomes whole if its peer goes on whenever it may.
+    # Each request is read completely if its peer continues whenever it may.
     for _ in peers:
         for peer in peers:
             if peer.is_reading:

@@ -1,4 +1,4 @@
-"""Peers that open connections to an HTTP server and ask nothing."""
+"""Peers that open connections to an HTTP server and send no request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
-    """The port of a server whose handler takes twice the deadline."""
+    """The port of a server whose handler takes twice as long as the deadline."""
     connections = HttpConnections(MOST, IDLE_S)
 
     @web.middleware
@@ -49,7 +49,7 @@ async def port() -> AsyncIterator[int]:
 
 @pytest.fixture
 async def tls_port(tmp_path: Path) -> AsyncIterator[int]:
-    """The port of an encrypted server that allows an address one connection less than MOST."""
+    """The port of a TLS server. It allows one address one connection less than MOST."""
     connections = HttpConnections(MOST, most_from=MOST - 1)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(Authority(tmp_path, "root").issue("/CN=localhost").whole)
@@ -84,7 +84,7 @@ async def test_a_request_that_takes_longer_than_the_deadline_is_answered(port: i
     reader, writer = await connect(port, REQUEST)
     head = await reader.readuntil(b"ok")
     assert b"200 OK" in head
-    # The deadline begins again behind the answer.
+    # The deadline starts again after the answer.
     assert await is_closed((reader, writer))
 
 
@@ -110,6 +110,6 @@ async def test_handshakes_count_as_connections_of_the_server_and_of_their_addres
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", tls_port, ssl=trusting)
                 break
-            except OSError:  # the server has not yet seen the end of the handshakes
+            except OSError:  # the server has not seen the end of the handshakes yet
                 await asyncio.sleep(0.01)
     writer.close()

@@ -1,4 +1,4 @@
-"""Which fields of a request are ids, and that an id of more than a kilobyte is refused in each of them."""
+"""Which fields of a request are ids. An id of more than a kilobyte is refused in each of them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from protocol.schema import struct_schema
 
 TOO_LONG = "é" * (MAX_ID_BYTES // 2 + 1)
 NO_IDS = frozenset({"cluster_id", "subtopology_id"})
-"""String fields with names like those of ids: they are only compared, or are names within a topology."""
+"""String fields that have names like ids but are not: they are only compared, or name parts of a topology."""
 
 
 def with_ids(struct: Any, text: str) -> Iterator[Any]:
-    """Yield the struct with the text in place of each of its ids, one after another."""
+    """Yield copies of the struct. In each copy, another one of its ids is replaced by the text."""
     for field in id_fields(type(struct)):
         value = getattr(struct, field.name)
         if field.code is not None:
@@ -37,7 +37,7 @@ def with_ids(struct: Any, text: str) -> Iterator[Any]:
 
 
 def id_named(struct_type: type[Any]) -> Iterator[tuple[str, bool]]:
-    """Yield every string field that is named like an id, and whether it counts as one."""
+    """Yield every string field whose name looks like an id, and whether the gateway treats it as an id."""
     taken = {field.name for field in id_fields(struct_type)}
     for field in struct_schema(struct_type).fields:
         if isinstance(field.kind, type):

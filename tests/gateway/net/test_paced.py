@@ -13,7 +13,7 @@ from gateway.net.tls_connection import PIECE_BYTES, PacedTransport
 
 
 class Inner(asyncio.Transport):
-    """Bytes written, a list for each turn."""
+    """Records the bytes that were written in each turn of the event loop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Side:
         return lambda: self.told.append(what)
 
     async def turns(self) -> int:
-        """Run turns of the loop until nothing more is written."""
+        """Run turns of the event loop until nothing more is written."""
         turns = -1
         before = -1
         while before < len(self.inner.pieces):

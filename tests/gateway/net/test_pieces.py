@@ -1,4 +1,4 @@
-"""Work on many elements gives way by the clock."""
+"""Work on many elements yields to other tasks after a certain time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection's queue: if one request is late, no other overtakes it."""
+"""The queue of a connection's requests. If one request is late, no other request overtakes it."""
 
 from __future__ import annotations
 

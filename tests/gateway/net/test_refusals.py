@@ -1,4 +1,6 @@
-"""Refusals that follow from declarations: what they repeat of a request. `test_errors.py` looks at their codes."""
+"""Refusals that are derived from an API's declaration: what they repeat of a request. `test_errors.py` checks their
+codes.
+"""
 
 from __future__ import annotations
 

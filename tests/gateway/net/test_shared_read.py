@@ -1,4 +1,6 @@
-"""One read for many callers: each receives the state at its call or later, and none suffers if another gives up."""
+"""One read that serves many callers. Each caller gets the state at its call or later, and is not affected if another
+caller gives up.
+"""
 
 from __future__ import annotations
 

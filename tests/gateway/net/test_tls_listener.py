@@ -1,4 +1,4 @@
-"""The sockets of an encrypted listener."""
+"""The sockets of a TLS listener."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server whose requests are words, and its clients."""
+"""A server whose requests are single words instead of Kafka's requests, and its clients."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def framed(*bodies: bytes) -> bytes:
 
 
 class Words:
-    """Frames of the form `<admission letter><verb>:<rest>`. The test decides when and how a frame is answered, with
-    itself.
+    """A protocol of words. A frame is `<admission letter><verb>:<rest>`. The test decides when and how a frame is
+    answered; the answer repeats the frame.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Words:
 
 
 class Node:
-    """A server of words, and the events it reported."""
+    """A server that speaks this protocol, and the events that it reported."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.words = Words()
@@ -108,7 +108,7 @@ class Node:
     async def settle(self) -> None:
         """Run many turns of the loop with traffic of another connection, so that all pending work is done.
 
-        That connection stays open, so that `gone` lists the test's own connections alone.
+        That other connection stays open, so that `gone` lists only the test's own connections.
         """
         if self._settling is None:
             self._settling = await self.connect()
@@ -148,8 +148,8 @@ class Peer:
         return [await self.answer() for _ in range(count)]
 
     def reset(self) -> None:
-        """End the connection at once by a reset, as the kernel does if a killed process has left bytes unread. No
-        half-open end precedes it.
+        """Reset the connection, as the kernel does if a killed process has left bytes unread. No FIN precedes the
+        reset.
         """
         raw_socket: socket.socket = self.writer.get_extra_info("socket")
         raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

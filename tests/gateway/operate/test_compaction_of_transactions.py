@@ -202,8 +202,9 @@ async def merge_chunks(node: DataPlane, key: PartitionKey) -> None:
 
 
 async def test_writers_readers_and_compaction_at_the_same_time(node: DataPlane, key: PartitionKey) -> None:
-    """Each value says whether a reader must see its record. Each key belongs to one producer, which counts its
-    versions."""
+    """A record's value shows whether a reader must see it. Each key belongs to one producer, which counts the key's
+    versions.
+    """
     newest: dict[bytes, int] = {}
 
     async def write(producer_id: int) -> None:

@@ -18,7 +18,7 @@ from tests.restorable_postgres import RestorablePostgres
 
 
 def findings(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, str]]:
-    """Return the exit code, and the problem by check."""
+    """Return the exit code, and the problem that each check found."""
     capsys.readouterr()
     code = main(["doctor", "--json", *words])
     return code, {each["check"]: each["problem"] for each in json.loads(capsys.readouterr().out)}

@@ -24,7 +24,7 @@ from tests.storage.batches import append
 from tests.storage.transactions import Producer, plain_batch
 
 GROUP_ID = "a\0b"
-"""Kafka allows characters that a Postgres text does not."""
+"""Kafka allows characters in a group id that a Postgres text cannot store."""
 
 
 @pytest.fixture

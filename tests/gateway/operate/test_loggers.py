@@ -22,7 +22,7 @@ CLEANER, COMPACTOR = "kafka.log.LogCleaner", "gateway.log.compactor"
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """Restore every level after the test. During the test only the root has one."""
+    """Restore every level after the test. During the test only the root logger has a level."""
     configured, root = structlog.get_config(), logging.getLogger()
     tree = root.manager.loggerDict
     before = {name: each.level for name, each in tree.items() if isinstance(each, logging.Logger)}

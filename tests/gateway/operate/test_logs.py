@@ -65,7 +65,7 @@ def logged(log_format: str, program: str = PROGRAM) -> str:
 
 @pytest.mark.parametrize("log_format", ["json", "console"])
 def test_a_traceback_shows_no_values(log_format: str) -> None:
-    """Values hold passwords (asyncpg's frames have the database URL) and clients' records."""
+    """Values in a traceback would show passwords (asyncpg's frames hold the database URL) and clients' records."""
     text = logged(log_format)
     assert text.count("nobody there") >= 2
     assert "quite-secret" not in text

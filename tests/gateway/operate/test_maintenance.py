@@ -65,7 +65,7 @@ def deletions(node: DataPlane) -> Deletions:
 
 
 async def content(node: DataPlane, topic: Topic) -> list[tuple[int, bytes | None, bytes | None]]:
-    """Return the whole log as a reader gets it from Postgres."""
+    """Return the whole log as a reader reads it from Postgres."""
     node.tail.forget(topic.partitions[0].partition_key)
     found: list[tuple[int, bytes | None, bytes | None]] = []
     part = await node.fetch_one(topic, -1)
@@ -85,7 +85,8 @@ async def content(node: DataPlane, topic: Topic) -> list[tuple[int, bytes | None
 @pytest.mark.parametrize(
     ("configs", "kept"),
     [
-        # In another gateway, -1 deleted everything, 30 days overflowed, and nothing was deleted without a policy.
+        # In another gateway, retention of -1 deleted everything, 30 days overflowed, and nothing was deleted unless a
+        # policy was set.
         pytest.param({"retention.ms": "-1"}, [0, 1, 2], id="for ever"),
         pytest.param({"retention.ms": "2592000000"}, [1, 2], id="30 days"),
         pytest.param({}, [1, 2], id="default policy"),
@@ -241,7 +242,9 @@ async def test_compaction_continues_if_the_log_start_moves_during_a_run(
 
 @pytest.mark.parametrize("one_chunk", [False, True])
 async def test_a_log_with_more_keys_than_memory_is_cleaned_in_runs(node: DataPlane, one_chunk: bool) -> None:
-    """With `one_chunk` the topic's batches were merged before, so a run ends within a chunk."""
+    """With `one_chunk`, the topic's batches were merged into one chunk before. So a run of the cleaner ends within a
+    chunk.
+    """
     topic = await node.create_topic("t", configs=EAGER)
     for version in (b"1", b"2"):
         for key in range(50):
@@ -402,7 +405,9 @@ def test_offsets_expire_only_for_groups_without_readers() -> None:
 
 
 async def test_a_group_that_is_empty_when_the_node_starts_is_still_there_after_the_first_pass(node: DataPlane) -> None:
-    """The group's members may be about to return. They would find that the generations start again."""
+    """The group's members may be about to return. If the group were removed, they would see generations start again at
+    1.
+    """
     nodes, groups = NodeStore(node.database), GroupStore(node.database)
     node_id = await nodes.register("127.0.0.1:9093", {"PLAINTEXT": ("127.0.0.1", 9093)}, None, 60_000)
     leases = await nodes.acquire_leases(node_id, range(SHARDS), 60_000)

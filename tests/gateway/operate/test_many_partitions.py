@@ -1,4 +1,6 @@
-"""Passes over very many partitions, and their queries about very many groups, do not delay other requests."""
+"""Maintenance passes over very many partitions, and their queries about very many groups. They must not delay other
+requests.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts that do not use prometheus_client's own counters, as a scrape reads them."""
+"""Metrics that are counted without prometheus_client's own counters, as a scrape reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Background passes: repeated, repaired, counted, ended."""
+"""Background passes: they are repeated, continue after an error, are counted, and end."""
 
 from __future__ import annotations
 

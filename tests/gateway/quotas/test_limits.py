@@ -1,4 +1,4 @@
-"""The quota that applies, by upstream's order, and which clients share it."""
+"""Which quota applies to a client, in upstream's order of precedence, and which clients share it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEY = QuotaKey.PRODUCER_BYTE_RATE
 
 
 def entity(user: str = "-", client: str = "-") -> Entity:
-    """Return an entity; "-" leaves a part out."""
+    """Return a quota's entity. "-" leaves a part out."""
     named = ((EntityType.USER, user), (EntityType.CLIENT_ID, client))
     return frozenset(each for each in named if each[1] != "-")
 

@@ -1,4 +1,4 @@
-"""Rates over windows, and waits."""
+"""Rates over windows, and the resulting waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time that a coroutine itself uses, on a clock that only its steps move."""
+"""Measuring the time that a coroutine itself uses. Only the coroutine's steps advance the test's clock."""
 
 from __future__ import annotations
 

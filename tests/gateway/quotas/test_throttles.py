@@ -1,4 +1,4 @@
-"""Counts per address on a node, on a clock of its own."""
+"""Numbers of connections and attempts per address on a node. The test moves the clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Decisions by ACLs, and which ACLs a filter matches: by values, and against a direct reading of upstream's rules."""
+"""Decisions by ACLs, and which ACLs a filter matches. The results are compared with a direct implementation of
+upstream's rules.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that an authenticator lets start concurrently, which no client that waits for its answers can show."""
+"""Requests that an authenticator lets run concurrently. No client that waits for its answers can test this."""
 
 from __future__ import annotations
 

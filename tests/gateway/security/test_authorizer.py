@@ -1,4 +1,4 @@
-"""Reports of refusals: each is counted, and the log has a bounded number per second."""
+"""Reports of denials: each denial is counted, and the log has a limited number of them per second."""
 
 from __future__ import annotations
 

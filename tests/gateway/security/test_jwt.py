@@ -1,4 +1,4 @@
-"""Access tokens that are accepted: forged, borrowed, expired and malformed ones are not."""
+"""Which access tokens are accepted. Forged, foreign, expired and malformed tokens are not."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_changed_or_foreign_token_is_refused(issuer: Issuer, other: Issuer) -> N
 
 
 def test_signature_has_exactly_one_form(tmp_path: Path) -> None:
-    """A signature plus the modulus is refused, even if it has the same length."""
+    """A signature plus the RSA modulus would also verify. It is refused, even if it has the same length."""
     issuer = Issuer(tmp_path)
     while issuer.modulus > (1 << 2048) * 9 // 10:
         issuer = Issuer(tmp_path)

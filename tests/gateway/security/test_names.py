@@ -1,4 +1,4 @@
-"""A certificate's name as Java writes it, and the rules that upstream applies to it."""
+"""The name in a certificate as Java writes it, and upstream's rules for mapping it."""
 
 from __future__ import annotations
 

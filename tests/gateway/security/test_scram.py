@@ -1,4 +1,4 @@
-"""SCRAM by the examples of RFC 7677 and its successors, and by attempts that must be refused."""
+"""SCRAM with the examples of RFC 7677 and later RFCs, and with attempts that must be refused."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_mandatory_extension_is_refused() -> None:
 
 
 def test_the_nonce_of_an_old_librdkafka_is_named() -> None:
-    """The old librdkafka puts the client's nonce before the combined nonce."""
+    """The message names old librdkafka releases, which send the client's nonce before the combined nonce."""
     client = ScramClient("sha256", "user", "pencil", nonce="abc")
     server = ScramServer(parse_client_first(client.first), known(ScramMechanism.SHA_256, "user", "pencil"))
     final = client.final(server.first)

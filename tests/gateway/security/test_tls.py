@@ -1,5 +1,5 @@
-"""TLS contexts of listeners: keys and certificates that are accepted, and those refused by name before any client
-connects.
+"""TLS contexts of listeners: which keys and certificates are accepted. A refusal names the file or setting, before any
+client connects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turns by address: which request waits for which."""
+"""Turns of requests by address: which request waits for which."""
 
 from __future__ import annotations
 

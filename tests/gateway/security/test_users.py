@@ -1,4 +1,4 @@
-"""Lookups of users in Postgres: which clients a storm of unknown users delays."""
+"""Lookups of users in Postgres. Many requests for unknown users may delay only some clients."""
 
 from __future__ import annotations
 

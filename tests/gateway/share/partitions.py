@@ -1,4 +1,4 @@
-"""Share partitions over a real Postgres, and a store that a test halts."""
+"""Share partitions on a real Postgres, and a store whose writes a test can stop."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def keys(database: Database) -> list[ShareKey]:
 
 
 class Halting(ShareStore):
-    """A store that writes when the test allows it, or not at all."""
+    """A store whose writes wait until the test allows them or lets them fail."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)

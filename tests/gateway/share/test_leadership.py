@@ -1,4 +1,4 @@
-"""Share partitions that were changed or led on another node, and loads and writes that were overtaken or failed."""
+"""Share partitions that another node has changed or led, and loads and writes that were overtaken or failed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_leadership_that_left_and_returned_causes_a_new_read(database: Dat
     await y.load(keys[0], nowhere, LONG)
     assert await acquire(y, keys[0], B) == 4
     assert (await y.apply(keys[0], accepted(0, 3, B))).error is ErrorCode.NONE
-    # The partition is x's again, and a client begins to read it there.
+    # Node x leads the partition again, and a client begins to read it there.
     await x.verify(keys)
     at = await x.load(keys[0], nowhere, LONG)
     taken = await x.apply(keys[0], Acquire(A, at.next_offset, 4, ((at.next_offset, 3),), 500))

@@ -1,4 +1,4 @@
-"""Share partitions in a node's memory, over a real Postgres: durability, fences, locks, watches, room."""
+"""Share partitions in a node's memory, on a real Postgres: durability, fences, locks, watches, memory limits."""
 
 from __future__ import annotations
 

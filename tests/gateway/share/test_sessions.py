@@ -1,4 +1,4 @@
-"""Bounds on what share sessions keep, for each session and for all, by values."""
+"""Limits on the memory of share sessions, for each session and in total."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def test_partitions_of_all_sessions_are_bounded() -> None:
 
 
 def test_forgotten_partitions_with_locks_count_too() -> None:
-    """A client that moves from partition to partition keeps no more than one that reads all of them."""
+    """Partitions that a client has left but still has acquired records in. A client that moves from partition to
+    partition keeps no more of them than one that reads all partitions.
+    """
     sessions = ShareSessions(max_partitions=10)
     session = opened(sessions, "one")
     for first in range(0, 8, 2):
@@ -81,7 +83,7 @@ def test_partitions_read_by_all_sessions_are_bounded() -> None:
         sessions.read(two, some(5), ())
     assert refused.value.code is ErrorCode.SHARE_SESSION_LIMIT_REACHED
     assert not two.partitions
-    # Partitions that are already read, or that are forgotten, or whose session has ended, take no more room.
+    # Partitions that are already read, that are forgotten, or whose session has ended, use no further memory.
     sessions.read(one, some(6), [(TOPIC, 5)])
     sessions.read(two, some(5), ())
     sessions.end(two)

@@ -1,5 +1,5 @@
-"""ShareFetch over a tail and share partitions in memory, without Postgres: turns, the cost of a read, and changes
-during a request.
+"""ShareFetch on a tail and share partitions in memory, without Postgres: turns, the cost of a read, and changes during
+a request.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ RECORD = bytes(build_batch([Record(0, 1, None, b"value")]))
 
 
 class Rows:
-    """Replaces the store: every partition begins at 0."""
+    """Replaces the store. Every partition begins at offset 0."""
 
     def __init__(self) -> None:
         self.rows: dict[ShareKey, ShareRow] = {}
         self.tried: list[list[ShareRow]] = []
         self.unavailable = 0
-        """Number of writes that still get no answer."""
+        """Number of further writes that get no answer."""
         self.is_away = False
         self.led = self.leading = self.most_leading = 0
 
@@ -90,10 +90,10 @@ def at_offset(offset: int) -> bytes:
 
 @dataclass
 class Log:
-    """Replaces Postgres."""
+    """Replaces the log in Postgres."""
 
     stored: dict[PartitionKey, int] = field(default_factory=dict[PartitionKey, int])
-    """Numbers of batches of one record."""
+    """First offsets of batches of one record."""
     reads: int = 0
     opened: asyncio.Event = field(default_factory=asyncio.Event)
     begun: asyncio.Event = field(default_factory=asyncio.Event)
@@ -166,7 +166,7 @@ class Node:
         self.epochs: dict[str, int] = {}
 
     def append(self, partition: int, count: int = 1) -> None:
-        """Append batches of one record, which the tail holds."""
+        """Append batches of one record. The tail holds them."""
         key = PartitionKey(partition)
         for _ in range(count):
             offset = self.log.stored.get(key, 0)
@@ -182,7 +182,7 @@ class Node:
             )
 
     def store(self, partition: int, count: int) -> None:
-        """Append batches of one record that are in Postgres alone."""
+        """Append batches of one record that only Postgres holds."""
         self.log.stored[PartitionKey(partition)] = count
 
     async def fetch(
@@ -270,7 +270,7 @@ async def test_a_long_tail_does_not_hold_the_event_loop() -> None:
     node.append(0, 30_000)
     began = time.process_time()
     assert acquired((await node.fetch(0, max_records=500))[0]) == [(0, 499)]
-    # This takes some milliseconds; a read of the whole tail would take most of a second.
+    # This takes some milliseconds. A read of the whole tail would take most of a second.
     assert time.process_time() - began < 0.1
 
 
@@ -315,7 +315,7 @@ async def test_leadership_lost_and_regained_between_two_checks_is_noticed(by: st
     if parked:
         waiting = asyncio.create_task(node.fetch(max_wait_ms=20_000))
         await parked_at(node)
-    # Another node has led the partition, and delivered the next records.
+    # In the meantime another node has led the partition and delivered the next records.
     if by == "other nodes":
         node.services.membership.leaders = SimpleNamespace()
     else:

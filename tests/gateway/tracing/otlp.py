@@ -1,4 +1,4 @@
-"""A collector of traces: an HTTP server that reads OTLP with OpenTelemetry's own messages."""
+"""A collector of traces: an HTTP server that reads OTLP with the message definitions of OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Received:
 
 
 def read_request(encoded: bytes) -> ExportTraceServiceRequest:
-    """Return one OTLP request. AssertionError if it has a field that OpenTelemetry's own definitions lack."""
+    """Return one OTLP request. Raise AssertionError if it has a field that OpenTelemetry's definitions lack."""
     request = ExportTraceServiceRequest.FromString(encoded)
     whole = request.ByteSize()
     request.DiscardUnknownFields()
@@ -65,13 +65,13 @@ def _attributes(listed: Sequence[KeyValue]) -> dict[str, str | int]:
 
 @dataclass
 class Collector:
-    """A running collector. It answers with `status`, and keeps the spans that it accepted."""
+    """A running collector. It responds with `status`, and keeps the spans that it accepted."""
 
     url: str
     status: int = 200
     spans: list[Received] = field(default_factory=list)
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
-    """Path and headers, in lower case, of every request."""
+    """Path and headers of every request, in lower case."""
 
 
 @contextmanager

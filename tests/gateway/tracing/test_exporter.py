@@ -1,4 +1,4 @@
-"""The queue of spans and its sender, against a collector that takes, refuses or is away."""
+"""The queue of spans and its sender, with a collector that accepts, refuses or is unreachable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESOURCE = (("service.name", "sluice"),)
 
 
 class Running:
-    """An exporter whose loop runs, what it has dropped, and its clock."""
+    """An exporter whose loop runs, the number of spans that it dropped, and its clock."""
 
     def __init__(self, url: str, *, max_queued: int = 8_192, close_timeout_s: float = 60.0) -> None:
         self.dropped = 0
@@ -49,7 +49,7 @@ class Running:
             self.passes += 1
 
     async def until_passes(self, count: int) -> None:
-        """Wait for so many more passes of the loop."""
+        """Wait until the loop has run this many more passes."""
         wanted = self.passes + count
         await until(lambda: self.passes >= wanted, f"{count} passes")
 
@@ -171,7 +171,7 @@ async def test_closing_sends_what_is_queued(collector: Collector) -> None:
 
 
 async def test_closing_does_not_wait_for_a_collector_that_does_not_answer() -> None:
-    # The kernel accepts connections for a socket that listens.
+    # The kernel accepts connections for a listening socket, even if no process calls accept().
     with socket.create_server(("127.0.0.1", 0)) as silent:
         made = Running(f"http://127.0.0.1:{silent.getsockname()[1]}", close_timeout_s=0.1)
         made.put(1, 2)

@@ -29,7 +29,7 @@ HOSTILE = "x\x1b]0;owned\x07" + "y" * 1_000
 
 
 class Kept:
-    """Stands before the queue of an exporter and keeps the spans."""
+    """Replaces the queue of an exporter and keeps the spans."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -103,7 +103,7 @@ def node(postgres: Databases, collector: Collector) -> Iterator[GatewayProcess]:
 
 
 def first(collector: Collector, fits: Callable[[Received], bool], what: str) -> Received:
-    """Return the first matching span, once the collector has one."""
+    """Wait until the collector has a matching span, and return the first one."""
     return wait_for(lambda: list(filter(fits, list(collector.spans))), what, seconds=LATE_S)[0]
 
 

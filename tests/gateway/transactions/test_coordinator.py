@@ -1,4 +1,6 @@
-"""Ends of transactions on one node and on two: what readers see, and how one that cannot end affects others."""
+"""Ends of transactions on one node and on two: what readers see, and how a transaction that cannot
+end affects others.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,7 @@ async def test_reader_learns_of_transactions_that_another_node_aborted(
 async def test_many_aborted_transactions_are_named_as_few_are(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch, *, cold: bool
 ) -> None:
-    """An answer that is made in pieces equals one that is made at once."""
+    """An answer that is built in pieces equals one that is built at once."""
     topic = await node.create_topic("t")
     producers = [await begin(node, f"p{number}", topic.partitions[0].partition_key) for number in range(7)]
     for producer in producers:
@@ -123,7 +125,7 @@ async def test_an_end_of_unknown_outcome_hides_no_abort(node: DataPlane, monkeyp
     monkeypatch.setattr("gateway.log.tail.DOUBTFUL_AGE_S", 0.0)
     for _ in range(2):
         assert await committed(node, topic, 0) == ([0, 1], [(producer.producer_id, 0)])
-    # A repeated EndTxn is answered by the outcome.
+    # A repeated EndTxn gets the outcome of the first.
     await node.transactions.end("a", producer.producer_id, producer.producer_epoch, committed=False)
 
 
@@ -174,8 +176,8 @@ async def test_transaction_that_cannot_end_keeps_no_other_open(
 
 
 async def test_many_markers_are_recorded_in_pieces(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop runs other tasks in between. If the caller gives up before all markers are recorded, the known
-    offsets are in doubt.
+    """Between the pieces the event loop runs other tasks. If the caller gives up before all markers are recorded, the
+    known offsets are in doubt.
     """
     monkeypatch.setattr(importlib.import_module("gateway.net.pieces"), "TURN_S", 0.0)
     topic = await node.create_topic("t", 50)
@@ -222,7 +224,7 @@ async def test_ends_waiting_for_a_partition_leave_connections_to_appends(node: D
 
 
 async def outlive(database_url: str) -> None:
-    """Let more time pass than any transaction may take."""
+    """Advance the clock beyond the timeout of any transaction."""
     connection = await asyncpg.connect(database_url)
     try:
         await connection.execute("update sluice.transactional_producer set started_at = started_at - interval '1 hour'")

@@ -24,7 +24,7 @@ from tests.gateway.data_plane import DataPlane, Hears, data_plane, offsets_in
 
 PARTITIONS, AT_A_TIME = 12, 5
 MAX_HELD_S = 2.0
-"""Seconds that an append may wait beside the end of the largest transaction; alone it takes milliseconds."""
+"""Seconds that an append may wait while the largest transaction ends. Without such an end it takes milliseconds."""
 
 
 @pytest.fixture
@@ -44,7 +44,9 @@ def transactions(node: DataPlane) -> Transactions:
 
 
 def small(node: DataPlane) -> Transactions:
-    """Return a coordinator whose transactions are large beyond five partitions, and too large beyond twelve."""
+    """Return a coordinator for which transactions with more than five partitions are large, and those with more than
+    twelve are too large.
+    """
     store = TransactionStore(node.database, max_size=PARTITIONS, marked_at_a_time=AT_A_TIME)
     return Transactions(
         store,
@@ -84,8 +86,8 @@ async def write_all(node: DataPlane, producer: Producer, keys: list[PartitionKey
 
 
 async def seen(node: DataPlane, topic: Topic, partition: int) -> tuple[list[int], bool]:
-    """Return the offsets that a reader of committed records gets, with the marker, and whether records are named as
-    aborted.
+    """Return the offsets that a read_committed reader gets, including the marker, and whether the answer lists aborted
+    transactions.
     """
     node.tail.reset()
     part = await node.fetch_one(topic, 0, partition=partition, isolation_level=1)
@@ -93,7 +95,7 @@ async def seen(node: DataPlane, topic: Topic, partition: int) -> tuple[list[int]
 
 
 async def shift(database_url: str, seconds: int, name: str = "%") -> None:
-    """Let time pass for the transactions of these ids (LIKE)."""
+    """Let time pass for the transactions whose ids match (LIKE)."""
     sql = await asyncpg.connect(database_url)
     try:
         await sql.execute(
@@ -107,7 +109,7 @@ async def shift(database_url: str, seconds: int, name: str = "%") -> None:
 
 
 def refuse_ends(transactions: Transactions, monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
-    """Let ends of these transactional ids fail; return the attempts."""
+    """Let ends of these transactional ids fail. Return the list of attempts."""
     end = transactions.store.end
     attempts: list[str] = []
 
@@ -312,7 +314,7 @@ async def test_end_of_the_largest_transaction_delays_appends_briefly(node: DataP
 async def test_overdue_transaction_without_room_in_memory_is_tried_again_at_once(
     node: DataPlane, topic: Topic, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory has room for one failed transaction, and another transaction, which failed later, has taken that room."""
+    """The node can remember one failed transaction. Another transaction, which failed later, uses that room."""
     transactions = Transactions(
         TransactionStore(node.database), node.services.producers, node.tail, node.membership, max_failed=1
     )

@@ -1,4 +1,4 @@
-"""The memory of partitions in transactions: by producer and epoch, and bounded."""
+"""The memory of enlisted partitions: by producer and epoch, and limited."""
 
 from __future__ import annotations
 

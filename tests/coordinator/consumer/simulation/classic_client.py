@@ -1,7 +1,7 @@
-"""A consumer of the classic protocol like stock ones: one request at a time, and it leads if it is the leader.
-
-The client reads exactly what it owns. An eager client releases all its partitions before it joins. A cooperative client
-keeps and claims its partitions, releases those that its assignment leaves out, and then joins once more.
+"""A simulated consumer of the classic protocol. Like stock clients it has one request at a time, and it assigns
+partitions if the coordinator makes it the leader. The client reads exactly what it owns. An eager client releases all
+its partitions before it joins. A cooperative client keeps and claims its partitions, releases those that its assignment
+leaves out, and then joins once more.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class ClassicClient:
         self.connection_number = world.number()
         self.join_patience_ms = world.random.choice((4_000, 25_000))
         self.stubborn = instance_id is None and world.chance(0.1)
-        """True if the member ignores a rebalance until it is removed, because its application is stuck. (The group
-        would wait for a static member as long as it sends heartbeats.)
+        """True if the member ignores rebalances until it is removed, because its application is stuck. No static member
+        is stubborn, because the group would wait for it as long as it sends heartbeats.
         """
         self.session_ms = world.random.choice((6_000, 10_000))
         self.rebalance_ms = world.random.choice((8_000, 20_000))
@@ -83,9 +83,11 @@ class ClassicClient:
         self._planned = 0
         self.announced: tuple[str, ...] = ()
         self._watched: dict[str, int | None] | None = None
-        """Partition counts of the group's topics when it last led; None for a follower, which does not watch topics."""
+        """Partition counts of the group's topics when this client last was the leader. None for a follower, which does
+        not watch topics.
+        """
         self._topics_then = world.cluster.topics
-        """Topics at the time of the last answer: the names in the assignment refer to these."""
+        """Topics at the time of the last answer. The names in the assignment refer to them."""
         self.choose_topics()
 
     @property
@@ -94,7 +96,7 @@ class ClassicClient:
         return cast("MixedServer", self.world.server)
 
     def choose_topics(self) -> None:
-        """The client's next request informs the group."""
+        """Choose other topics. The client's next request informs the coordinator."""
         self.names = tuple(self.world.random.sample(NAMES, self.world.random.randint(1, 3)))
 
     def start(self) -> None:
@@ -113,7 +115,7 @@ class ClassicClient:
         self.die()
 
     def disconnect(self) -> None:
-        """Requests on the closed connection receive no answer."""
+        """Close the connection. Its pending requests receive no answer."""
         self._server.disconnected(self)
         self.connection_number = self.world.number()
         if self._outstanding is not None:
@@ -161,7 +163,7 @@ class ClassicClient:
     def _metadata(self) -> bytes:
         claimed: list[TopicPartition] = []
         for topic_id, indexes in self.owned.items():
-            # The client knows topics by name, and has not learnt that a topic was deleted or created anew.
+            # The client knows topics by name. It does not know yet that a topic was deleted or recreated.
             claimed.append(TopicPartition(self.world.name_of[topic_id], tuple(sorted(indexes))))
         generation_id = self.generation_id if self.claims_last_generation else self._owned_generation_id
         return encode_subscription(Subscription(3, self.names, None, tuple(claimed), generation_id))
@@ -289,7 +291,7 @@ class ClassicClient:
         assigned = partitions_of((topics[name].topic_id, indexes) for name, indexes in given if name in topics)
         revokes = self.cooperative and not contains(assigned, self.owned)
         if revokes and self.world.chance(0.3):
-            # The rebalance callback takes a while.
+            # The rebalance callback takes some time.
             kept = intersection(self.owned, assigned)
             self._plan(self.world.random.randint(0, 3_000), lambda: self._settle(assigned, kept))
         else:
@@ -312,7 +314,7 @@ class ClassicClient:
         elif reply.error is ErrorCode.NONE or (told and self.stubborn):
             self._plan(HEARTBEAT_MS, self._heartbeat)
         elif told:
-            # The client polls later and continues to read until then.
+            # The client polls later, and reads until then.
             self._plan(self.world.random.choice((0, 50, 2_000)), self.join)
         else:
             self._start_over(reply.error)

@@ -37,7 +37,7 @@ class Client:
         self.epoch = 0
         self.owned: Partitions = NOTHING
         self.assignment: Partitions | None = None
-        """The last assignment received, if the client has not reached it yet."""
+        """The last received assignment, if the client has not taken it over completely."""
         self.connection_number = world.number()
         self.outstanding: int | None = None
         self.full = True
@@ -61,7 +61,7 @@ class Client:
         self.beat()
 
     def disconnect(self) -> None:
-        """Requests on the closed connection receive no answer."""
+        """Close the connection. Its pending requests receive no answer."""
         self.connection_number = self.world.number()
         self.full = True
         if self.outstanding is not None:
@@ -169,7 +169,7 @@ class Client:
             self._next_beat(reply.heartbeat_interval_ms)
 
     def _reconcile(self, assignment: Partitions) -> None:
-        """Release partitions first, which may take a while. Then accept new partitions and report them."""
+        """Release partitions first, which may take some time. Then take over new partitions and report them."""
         self.assignment = assignment
         epoch = self.epoch
         if assignment == self.owned:
@@ -183,7 +183,7 @@ class Client:
             self.world.after(delay_ms, lambda: self._let_go(assignment, epoch))
 
     def _reported(self) -> None:
-        """The coordinator has answered a request that reports this member's partitions."""
+        """Note that the coordinator has answered a request that reports this member's partitions."""
 
     def _let_go(self, assignment: Partitions, epoch: int) -> None:
         if self.assignment is not assignment or not self.alive:
@@ -213,10 +213,10 @@ class Client:
 
 
 class SlowClient(Client):
-    """A client whose application is slow to take its assignment over, as librdkafka does it.
+    """A client whose application takes over its assignment slowly. The client behaves as librdkafka does.
 
-    Until then full requests report what it owned before. A later assignment waits until the coordinator has answered a
-    request that reports the earlier one.
+    Until the application is done, full requests report the partitions owned before. A later assignment waits until the
+    coordinator has answered a request that reports the earlier one.
     """
 
     def __init__(self, world: World, name: str, instance_id: str | None, version: int) -> None:
@@ -224,7 +224,7 @@ class SlowClient(Client):
         self.has_taken = False
         self.next: Partitions | None = None
         self.says_all = world.tempers.random() < 0.3
-        """True if the client acknowledges with full requests, as franz-go does."""
+        """True if the client acknowledges with full heartbeats, which have all fields, as franz-go does."""
 
     def rejoin(self) -> None:
         self.next = None
@@ -266,10 +266,10 @@ class SlowClient(Client):
 
 
 class UnawareClient(Client):
-    """A client that learns of topics late, as Java does it.
+    """A client that learns topic names late, and behaves as Java's does.
 
-    It takes over the partitions of topics that it can name and acknowledges them, and the rest once it has learnt their
-    names. A later assignment waits for that.
+    It first takes over and acknowledges the partitions of topics whose names it knows. It takes over the rest once it
+    has learnt their names, and only then a later assignment.
     """
 
     def __init__(self, world: World, name: str, instance_id: str | None, version: int) -> None:
@@ -324,7 +324,7 @@ class UnawareClient(Client):
 
 
 def consumer(world: World, name: str, instance_id: str | None, version: int) -> Client:
-    """Create a consumer. In some runs a part of the consumers is slow."""
+    """Create a consumer. In some runs, some of the consumers are slow."""
     kind = Client
     if world.tempers.random() < world.slow_share:
         kind = SlowClient if world.tempers.random() < 0.7 else UnawareClient

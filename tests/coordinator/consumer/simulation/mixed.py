@@ -1,8 +1,9 @@
-"""A group whose members change their protocol under failures: both machines on one node, and their referee.
+"""A simulated group whose members change their protocol while failures happen. One node runs the machines of both
+protocols, and a referee checks them.
 
-The group is run as the gateway runs it, by the machine of its current type; changes that are not stored yet are kept
-until the next write. The referee checks one more rule than the others: the coordinator must know every partition that a
-client really reads, before and after a migration.
+As in the gateway, the machine of the group's current type handles each event. Changes that are not stored yet are kept
+until the next write. This referee checks one more rule than the other referees: the coordinator must know every
+partition that a client really reads, before and after a migration.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def run(seed: int, *, topics_change: bool = False) -> Outcome:
 
 
 def run_with(seed: int, begun: Callable[[MixedServer], object], *, topics_change: bool = False) -> Outcome:
-    """Run one seed. `begun` receives the server of the run."""
+    """Run one seed. `begun` is called with the server of the run."""
     world = World(seed)
     try:
         server = MixedServer(world, closely=seed % SEEDS_PER_CLOSE_LOOK == 0)
@@ -86,8 +87,8 @@ class MixedServer(Server):
         self.rows: dict[MemberId, Any] = {}
         self.closely = closely
         self.coda = False
-        """True after everything has settled once. A careful operator acts from then on, so no member may be
-        removed for it.
+        """True after everything has settled once. From then on only a careful operator acts, so no member may be
+        removed.
         """
         self._unstored = Unstored()
         self._waiting: dict[int, tuple[str, Callable[[Any], None]]] = {}
@@ -97,8 +98,8 @@ class MixedServer(Server):
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def receive(self, event: Any, answered: Callable[[Any], None] | None = None) -> Any:
-        """Receive an event. A classic group accepts late requests, as upstream's does, so no request arrives on a
-        connection that its client has given up.
+        """Receive an event. A classic group accepts late requests, as Kafka does. So the simulation delivers no request
+        on a connection that its client has given up.
         """
         connection = str(event.connection_id)
         if not self.up or int(connection) <= self.cut or connection in self._closed:
@@ -161,7 +162,7 @@ class MixedServer(Server):
         return own
 
     def look_how_far_sources_are(self) -> None:
-        """The answer may come late, after the group has changed its type."""
+        """Report how far the sources have committed. The report may come late, after the group has changed its type."""
         chance = self.world.random
         if isinstance(self.group, ConsumerGroup):
             awaited = [(*key, moving.source) for key, moving in self.group.moving.items()]
@@ -191,7 +192,7 @@ class MixedServer(Server):
         )
 
     def _drained_of(self, group: Any) -> dict[tuple[str, int], MemberId]:
-        """Return, by topic and partition, the member that must commit it."""
+        """Return, by topic and partition, the member that must commit before the next owner may read."""
         if isinstance(group, Group):
             awaited = (each for each in group.handoffs if each.awaits is Awaits.DRAIN and not each.forced)
             return {(each.topic, each.partition): each.source for each in awaited}
@@ -365,7 +366,7 @@ class _Play(Play[AnyClient]):
         world.run_until(FOUL_MS)
         self.calm_down()
         self.settle(SETTLE_MS)
-        # Requests that were on their way when the weather changed have arrived.
+        # Requests that were sent before the weather (the rate of faults) changed have arrived.
         world.run_until(world.now_ms + LATEST_MS)
         self.settle(SETTLE_MS)
         self.server.coda = True
@@ -407,8 +408,8 @@ class _Play(Play[AnyClient]):
         if len(self.living()) < MAX_CLIENTS:
             client = ClassicClient(self.world, f"k{number}", instance_id, self.protocols)
             if self.topics_change and instance_id is not None:
-                # An older static leader that returns is not told that it leads, and then no member watches topics
-                # (KAFKA-13435).
+                # Before KIP-814, a static leader that returns does not learn that it leads, and then no member watches
+                # topics (KAFKA-13435).
                 client.version = TOLD_TO_LEAD
             client.names = names or client.names
             self.start(client)
@@ -430,8 +431,8 @@ class _Play(Play[AnyClient]):
         self._replace(Client, self._add_classic)
 
     def _replace(self, kind: type, add: Callable[[str | None, tuple[str, ...]], None]) -> None:
-        """Replace a process, with its instance if it has one, by one that speaks the other protocol and usually reads
-        the same topics.
+        """Replace a process by a process that speaks the other protocol. It has the same instance id, if there is one,
+        and usually reads the same topics.
         """
         living = [client for client in self.living() if isinstance(client, kind)]
         if living:
@@ -443,8 +444,8 @@ class _Play(Play[AnyClient]):
             add(old.instance_id if "range" not in self.protocols else None, names)
 
     def _deliver_something_old(self) -> None:
-        """Choose a join if one is among the requests, because a join tells the coordinator which partitions a member
-        claims.
+        """Deliver an old request. Prefer a join, because a join tells the coordinator which
+        partitions a member claims.
         """
         stuck = self.world.stuck
         if stuck:

@@ -1,4 +1,4 @@
-"""Time, chance, topics and one node. The node runs the machine as the gateway does, and fails as a node does."""
+"""Time, chance, topics and one simulated node. The node runs the machine as the gateway does, and can fail."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMES = ("t0", "t1", "t2", "logs-a", "logs-b")
 
 
 class FoulError(AssertionError):
-    """The coordinator has broken a rule."""
+    """The coordinator has violated a rule."""
 
 
 @dataclass
@@ -51,8 +51,8 @@ class World:
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.tempers = Random(f"tempers of {seed}")
-        """Random source of slow consumers, so that runs without slow consumers stay as they were
-        before this was added.
+        """Random source for slow consumers only, so that runs without slow consumers did not change when slow consumers
+        were added.
         """
         self.slow_share = self.tempers.choice((0, 0, 0.5, 1))
         self.now_ms = 0
@@ -69,7 +69,7 @@ class World:
         self.cluster = self._cluster()
         self.clients: list[Client] = []
         self.stuck: list[ConsumerGroupHeartbeat] = []
-        """Requests on their way whose client no longer waits. Each may still arrive, once."""
+        """Requests under way whose client no longer waits. Each may still arrive, once."""
         self.server = Server(self)
 
     def _cluster(self) -> Cluster:
@@ -115,7 +115,7 @@ class World:
         self._topics_changed()
 
     def recreate_topic(self) -> None:
-        """Recreate a topic so quickly that no client sees it missing."""
+        """Delete and recreate a topic so quickly that no client sees it missing."""
         if self.partition_counts:
             name = self.random.choice(list(self.partition_counts))
             if self.chance(0.5):
@@ -132,7 +132,7 @@ class World:
 
 @dataclass
 class Stored:
-    """The stored rows, as facts describe them."""
+    """The stored rows, as documents of the facts that wrote them."""
 
     group: StoredGroup | None = None
     members: dict[MemberId, Any] = field(default_factory=dict)
@@ -171,14 +171,14 @@ class Server:
         self.stored = Stored()
         self.up = True
         self.closely = True
-        """Check whether a step changes the value it was given. That check takes most of the time."""
+        """True if each step is checked not to mutate the value that it was given. This check takes most of the time."""
         self.tick_at_ms: int | None = None
         self.undrained: dict[tuple[UUID, int], tuple[MemberId, int, int | None]] = {}
-        """For each member, the partitions it has released without a commit up to their marks: the deadline and the
-        mark.
+        """For each member, the partitions that it has released without committing up to their marks, each with its
+        deadline and mark.
         """
         self.cut = 0
-        """All connections up to this number, and all requests on them, were lost with an earlier coordinator."""
+        """Connections up to this number, and all requests on them, were lost with an earlier coordinator."""
 
     def receive(self, event: ConsumerGroupHeartbeat) -> ConsumerGroupHeartbeatReply | None:
         if not self.up or event.connection_number <= self.cut:
@@ -186,7 +186,9 @@ class Server:
         return self.apply(event)
 
     def look_how_far_sources_are(self) -> None:
-        """The answer may come late, or concern a member that is no longer a source."""
+        """Report how far the sources have committed. The report may come late, or concern a member that is no longer a
+        source.
+        """
         chance = self.world.random
         found = tuple(
             Drained(topic_id, index, source, chance.choice((None, 5, 9)), chance.choice((-1, 7, 9)))
@@ -279,8 +281,8 @@ class Server:
                 self._arm()
 
     def _judge_draining(self, before: ConsumerGroup, event: object) -> None:
-        """Check by separate books that no member receives a partition that another has released but not drained, before
-        the deadline.
+        """Check with separate records: before the deadline, no member receives a partition that another has released
+        but not drained.
         """
         world, after, handoff = self.world, self.group, self.settings.consumer.handoff
         if isinstance(event, HandoffProgress):
@@ -371,14 +373,14 @@ class Server:
             return
         owned = client.owned
         if self.world.slow_share:
-            # A client that takes over a deleted partition late takes it from no other member.
+            # A client that takes over a deleted partition late does not take it from another member.
             owned = only_topics(owned, frozenset(self.world.cluster.by_id))
         rest = difference(difference(owned, member.assigned), member.pending_revocation)
         require(not rest, "{} owns {}, which may be another's", client.name, rest)
 
 
 def require(kept: bool, foul: str, *about: object) -> None:
-    """Raise FoulError if a rule is broken. The message is built only then, because building it takes longer than the
+    """Raise FoulError if `holds` is false. The message is built only then, because building it takes longer than the
     check.
     """
     if not kept:

@@ -1,4 +1,6 @@
-"""One run: foul weather and disturbances of clients, then calm weather in which the group must settle."""
+"""One run: first a phase with faults and disturbances of clients ("foul weather"), then a calm phase in which the group
+must settle.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from .clients import Client, consumer, subscribes
 from .node import FoulError, Weather, World
 
 C = TypeVar("C", bound=Any)
-"""Clients: a play does not depend on their protocol."""
+"""Type of the clients. A play does not depend on their protocol."""
 FOUL_MS = 120_000
 SETTLE_MS = 400_000
 MAX_CLIENTS = 5
@@ -41,7 +43,9 @@ def run(seed: int) -> Outcome:
 
 
 class Play(ABC, Generic[C]):
-    """Common parts of the runs of all kinds of groups: a world, its weather, and clients to disturb."""
+    """Common parts of the runs of all kinds of groups: a world, the rates of its faults (its weather), and clients to
+    disturb.
+    """
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -60,7 +64,7 @@ class Play(ABC, Generic[C]):
 
     @abstractmethod
     def unsettled(self) -> str:
-        """Return what the group has not reached yet; empty if it has settled."""
+        """Return why the group has not settled; empty if it has settled."""
 
     def living(self) -> list[C]:
         return [client for client in self.clients if client.alive]
@@ -82,7 +86,7 @@ class Play(ABC, Generic[C]):
         return act
 
     def disturb(self, deeds: Sequence[tuple[int, Callable[[], object]]], *, within_ms: int, every_ms: int) -> None:
-        """Perform one of the deeds every now and then, as long as the weather is foul."""
+        """Perform one of the actions at random intervals while the weather is foul (faults happen)."""
         world = self.world
         weights, acts = zip(*deeds, strict=True)
 
@@ -109,7 +113,7 @@ class Play(ABC, Generic[C]):
         raise FoulError(f"never settled: {unsettled}")
 
     def wanted(self, reads: Callable[[C, str], bool]) -> set[tuple[UUID, int]]:
-        """Return the partitions that some client reads."""
+        """Return the partitions that at least one client wants to read."""
         living = self.living()
         return {
             (topic_id, index)
@@ -160,9 +164,7 @@ class _Play(Play[Client]):
             self.start(consumer(self.world, f"c{number}", instance_id, random.choice((0, 1, 1))))
 
     def _restart_static(self) -> None:
-        """A process takes the place of another with its instance id, which may be dead, absent for
-        a while, or alive.
-        """
+        """Let a new process take over an instance id. The old process may be dead, absent for a while, or alive."""
         static = [client for client in self.world.clients if client.instance_id is not None]
         if static:
             old = self.world.random.choice(static)
@@ -171,7 +173,7 @@ class _Play(Play[Client]):
             self.start(consumer(self.world, f"{old.name}r", old.instance_id, 1))
 
     def _deliver_something_old(self) -> None:
-        """A request arrives on a connection that its client has given up."""
+        """Deliver a request on a connection that its client has given up."""
         stuck = self.world.stuck
         if stuck:
             self.world.tell("something old arrives")

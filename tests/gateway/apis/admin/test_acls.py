@@ -156,7 +156,7 @@ async def test_acl_created_before_a_topic_is_known_to_a_lookup(database_url: str
 
 
 async def test_acls_are_known_before_the_topics_that_came_after_them(database_url: str) -> None:
-    """A look stages topics in turns, and other requests run in between."""
+    """A refresh of the catalog applies topics in several turns of the event loop. Other requests run in between."""
     async with (
         admin_node(database_url, authorizes=True) as node,
         admin_node(database_url, name="node-2", authorizes=True) as other,

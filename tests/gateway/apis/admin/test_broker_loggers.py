@@ -40,7 +40,7 @@ def lines(capsys: Capture) -> Iterator[Capture]:
 
 
 def said(lines: Capture) -> list[str]:
-    """Return the events of the lines since the last call."""
+    """Return the events of the log lines since the last call."""
     return [json.loads(line)["event"] for line in lines.readouterr().err.splitlines()]
 
 

@@ -15,7 +15,7 @@ from tests.gateway.admin import AdminNode, admin_node
 
 
 async def unregister(node: AdminNode, broker_id: int) -> tuple[int, str | None]:
-    """Return the code and the message."""
+    """Send UnregisterBroker; return the error code and the message."""
     try:
         answer = await node.ask(ApiKey.UNREGISTER_BROKER, UnregisterBrokerRequest(broker_id=broker_id), 0)
     except KafkaError as refused:

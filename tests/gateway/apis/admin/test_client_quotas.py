@@ -19,7 +19,7 @@ Names = dict[str, str | None]
 
 
 def entry(names: Names, **values: float | None) -> EntryData:
-    """Return an entry; None as value deletes the quota."""
+    """Return a quota's entry; the value None deletes the quota."""
     return EntryData(
         entity=tuple(EntityData(entity_type=kind, entity_name=name) for kind, name in names.items()),
         ops=tuple(

@@ -43,8 +43,8 @@ async def value_of(node: AdminNode, kind: int, name: str, key: str) -> tuple[str
 async def locked_catalog(url: str):
     """Block changes of the catalog until the block ends.
 
-    Yield a connection that shows which sessions wait. It is outside of any transaction, because inside one later
-    backends are not visible.
+    Yield a connection that can show which sessions wait. This connection is outside any transaction, because inside a
+    transaction later backends are not visible.
     """
     watcher, connection = await asyncpg.connect(url), await asyncpg.connect(url)
     try:
@@ -144,7 +144,7 @@ async def test_only_requested_keys_are_described(database_url: str) -> None:
 
 
 async def test_a_resource_named_again_is_described_once(database_url: str) -> None:
-    """A name of eight bytes causes an answer of kilobytes."""
+    """An answer that repeated each name would be large: a name of eight bytes causes kilobytes."""
     async with admin_node(database_url) as node:
         await node.create("orders")
         whole = DescribeConfigsResource(resource_type=TOPIC, resource_name="orders", configuration_keys=None)
@@ -308,7 +308,7 @@ async def test_setting_that_one_node_alone_may_have_is_refused_for_all(
 
 
 async def test_listener_settings_change_on_a_running_node(database_url: str) -> None:
-    """Settings of a listener that the node does not have are accepted, as upstream accepts them."""
+    """Settings of a listener that this node does not have are accepted too, as upstream accepts them."""
     password, path = "listener.name.door.ssl.truststore.password", "listener.name.door.ssl.truststore.location"
     own, static = ConfigSource.DYNAMIC_BROKER_CONFIG, ConfigSource.STATIC_BROKER_CONFIG
     async with admin_node(database_url) as node:
@@ -341,7 +341,9 @@ async def test_describe_all_brokers_shows_settings_of_all_brokers(database_url: 
 
 
 async def test_setting_of_one_broker_applies_to_it_alone(database_url: str) -> None:
-    """Source 2 is shown and deleted under the broker's id; a default for all brokers lies beneath it."""
+    """The setting is shown as source 2 (DYNAMIC_BROKER_CONFIG), and is deleted under the broker's id. If it is deleted,
+    the default for all brokers applies.
+    """
     name = "message.max.bytes"
     async with admin_node(database_url) as node, admin_node(database_url, name="node-2") as other:
         await node.membership.renew()
@@ -352,7 +354,7 @@ async def test_setting_of_one_broker_applies_to_it_alone(database_url: str) -> N
         assert node.catalog.broker.message_max_bytes == 2_000_000
         assert await value_of(other, BROKER, "2", name) == ("3000000", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
         assert other.catalog.broker.message_max_bytes == 3_000_000
-        # Any node may alter another node's settings.
+        # A node accepts changes of another node's settings.
         assert (await alter(other, BROKER, "1", (SET, name, "4000000"))).error_code == ErrorCode.NONE
         assert other.catalog.broker.message_max_bytes == 3_000_000
         await node.catalog.refresh_if_changed()
@@ -550,7 +552,9 @@ async def test_groups_have_settings_within_the_brokers_bounds(database_url: str)
 
 
 async def test_group_setting_shows_the_effective_value_alone(database_url: str) -> None:
-    """Kafka does the same: the broker's value is shown as a default, and coarser values are not listed as synonyms."""
+    """Kafka does the same: the broker's value is shown as a default, and values of wider scope are not listed as
+    synonyms.
+    """
     session, interval = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
     async with admin_node(database_url, broker={"group.consumer.heartbeat.interval.ms": "7000"}) as node:
         assert (await alter(node, GROUP, "g", (SET, session, "50000"))).error_code == ErrorCode.NONE
@@ -700,7 +704,7 @@ async def test_broker_settings_take_effect_at_once_on_all_nodes(database_url: st
         assert await value_of(node, TOPIC, "orders", "max.message.bytes") == ("2000", source)
         assert await value_of(node, BROKER, "1", "message.max.bytes") == ("2000", source)
         assert await value_of(other, BROKER, "2", "message.max.bytes") == ("2000", source)
-        # The second node extends and deletes values that the first has set.
+        # The second node extends and deletes values that the first node has set.
         await alter(other, BROKER, "", (SET, "log.retention.ms", "5"), (DELETE, "message.max.bytes", None))
         assert await node.topics.load_broker_configs() == {"log.cleanup.policy": "compact", "log.retention.ms": "5"}
         response = await replace(node, BROKER, "", [("log.retention.bytes", "9")])

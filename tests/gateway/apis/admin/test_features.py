@@ -20,7 +20,7 @@ UPGRADE, SAFE, UNSAFE = 1, 2, 3
 
 
 def to(level: int, how: int = UPGRADE, feature: str = TRANSACTIONS) -> FeatureUpdateKey:
-    """Return an update; version 0 has a field of its own for the direction."""
+    """Return an update to this level. Version 0 of the request has a separate field for the direction."""
     return FeatureUpdateKey(feature=feature, max_version_level=level, allow_downgrade=how != UPGRADE, upgrade_type=how)
 
 

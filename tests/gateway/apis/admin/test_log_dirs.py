@@ -21,7 +21,7 @@ from tests.gateway.admin import AdminNode, admin_node
 
 
 async def append(node: AdminNode, partition_key: PartitionKey, value: bytes) -> int:
-    """Append one batch; return its bytes."""
+    """Append one batch; return its size in bytes."""
     batch = bytearray(build_batch([Record(0, 1, b"k", value)]))
     (appended,) = await node.log.append([NewBatch(partition_key, batch, 1, 1)])
     assert isinstance(appended, Appended)
@@ -45,7 +45,7 @@ async def sizes(node: AdminNode, asked, version: int) -> dict[tuple[str, int], i
 
 
 def test_volume_of_the_log_is_reported(tmp_path: Path) -> None:
-    """With a bucket, or a database of its own, the node has no volume to report."""
+    """If the records are in a bucket, or in a database outside the node, the node has no volume to report."""
 
     def told(**options: str) -> tuple[int, int]:
         flags = {name.replace("_", "-"): text for name, text in options.items()}
@@ -127,7 +127,7 @@ async def test_replica_cannot_be_moved_to_another_directory(database_url: str) -
                 ("none", 0): unknown,
                 ("none", 1): missing,
             }, "of a partition that is named twice the last directory counts"
-        # With both nodes alive each partition is held by its leader, which is its only replica.
+        # While both nodes are alive, each partition's only replica is its leader.
         await node.membership.renew()
         await other.membership.renew()
         asked = AlterReplicaLogDirsRequest(dirs=(directory("postgres", ("orders", (0, 1, 2))),))

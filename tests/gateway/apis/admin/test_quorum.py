@@ -56,7 +56,7 @@ def is_controller(node: AdminNode) -> None:
 
 
 async def lead(database: Database, node: AdminNode) -> int:
-    """Acquire the lease; return its epoch."""
+    """Acquire the controller's lease; return its epoch."""
     store: NodeStore = node.membership._store  # noqa: SLF001 - who registered has the leases
     (lease,) = await store.acquire_leases(node.membership.node_id, [LEADS], 60_000, LeaseKind.JOBS)
     return lease.lease_epoch
@@ -100,7 +100,7 @@ async def test_caught_up_time_is_that_of_the_last_renewal(
         follower.membership.connect(catalog_revision=lambda: 10**6)
         sql = await asyncpg.connect(database_url)
         try:
-            # The node was registered and renewed long ago: only the renewal counts.
+            # The node was registered long ago and renewed its registration since. Only the renewal counts.
             await sql.execute("update sluice.node set registered_at = registered_at - interval '1 hour'")
             await follower.membership.renew()
             renewed_ms = await sql.fetchval(

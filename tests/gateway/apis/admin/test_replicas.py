@@ -43,7 +43,7 @@ Shown = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 @asynccontextmanager
 async def three(url: str) -> AsyncIterator[list[AdminNode]]:
-    """Start nodes 1 to 3, each of which knows of the others."""
+    """Start nodes 1 to 3, and let each of them learn of the others."""
     async with AsyncExitStack() as stack:
         nodes = [await stack.enter_async_context(admin_node(url, name=f"node-{number}")) for number in (1, 2, 3)]
         await see_each_other(nodes)
@@ -67,7 +67,7 @@ async def back(node: AdminNode, *others: AdminNode) -> None:
 
 
 async def assigned(node: AdminNode, name: str, *replicas: tuple[int, ...]) -> None:
-    """Create a topic whose partitions are on these nodes."""
+    """Create a topic whose partitions have replicas on these nodes."""
     named = tuple(
         CreatableReplicaAssignment(partition_index=index, broker_ids=each) for index, each in enumerate(replicas)
     )
@@ -98,7 +98,7 @@ async def shown(node: AdminNode, name: str) -> list[Shown]:
 async def reassign(
     node: AdminNode, name: str, *targets: tuple[int, tuple[int, ...] | None], version: int = 1, may_change: bool = True
 ) -> list[tuple[int, str | None]]:
-    """Reassign partitions; return code and message of each."""
+    """Reassign partitions; return the error code and message of each."""
     request = AlterPartitionReassignmentsRequest(
         allow_replication_factor_change=may_change,
         topics=(
@@ -118,7 +118,7 @@ async def reassign(
 async def elect(
     node: AdminNode, asked: dict[str, tuple[int, ...]] | None, election: int = PREFERRED, version: int = 2
 ) -> dict[str, dict[int, tuple[int, str | None]]]:
-    """Elect leaders; return code and message of each partition, by topic and index."""
+    """Elect leaders; return the error code and message of each partition, by topic and index."""
     named = (
         None if asked is None else tuple(TopicPartitions(topic=name, partitions=parts) for name, parts in asked.items())
     )
@@ -290,7 +290,7 @@ async def test_a_reassignment_is_complete_when_it_is_answered(database_url: str,
         )
         assert (listed.error_code, listed.topics) == (ErrorCode.NONE, ())
         for node in nodes:
-            # The leader continues if it can. Otherwise the first replica is elected, or the leader has died.
+            # If the leader is alive it continues. Otherwise the first live replica is elected.
             assert await shown(node, "named") == [(1, (2, 1), (2, 1), ()), (3, (3, 2), (3, 2), ())]
 
 
@@ -446,7 +446,7 @@ async def test_election_written_before_an_outage_counts(database_url: str, monke
 
 
 async def test_leader_owns_its_partitions(database_url: str) -> None:
-    """State that follows leadership in a node, for example share groups, learns of elections."""
+    """A node's state that depends on leadership, for example share groups, learns of elections."""
     async with three(database_url) as nodes:
         for node in nodes:
             node.catalog.place_by(lambda node=node: node.membership.leads)
@@ -472,7 +472,7 @@ async def test_leader_owns_its_partitions(database_url: str) -> None:
 
 @pytest.mark.parametrize("version", [0, 1])
 async def test_oldest_metadata_versions_list_no_absent_replica(database_url: str, version: int) -> None:
-    """Upstream does the same: to the oldest clients a number without an address means nothing."""
+    """Upstream does the same, because the oldest clients cannot use a broker id without an address."""
     async with three(database_url) as (one, two, three_):
         await assigned(one, "named", (1, 3))
         await gone(three_, one, two)

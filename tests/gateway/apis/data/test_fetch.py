@@ -37,8 +37,8 @@ from tests.gateway.data_plane import (
 
 LONG_MS = 30_000
 WITHIN_S = 20
-"""Seconds, enough for a slow machine and far below LONG_MS: a fetch that returns within them was woken and did not time
-out.
+"""In seconds: enough for a slow machine, and far below LONG_MS. A fetch that returns within this time was woken and did
+not time out.
 """
 
 
@@ -51,7 +51,7 @@ async def node(request: pytest.FixtureRequest, database_url: str) -> AsyncIterat
 
 @pytest.fixture(params=[2**24, 0, 1700], ids=["tail", "cold", "mixed"])
 async def sized(request: pytest.FixtureRequest, database_url: str) -> AsyncIterator[DataPlane]:
-    """The same as `node`, and one more case: records of one answer come both from memory and from Postgres."""
+    """A node as in `node`, with one more case: one answer has records from memory and from Postgres."""
     async with data_plane(database_url, tail_bytes=request.param) as node:
         yield node
 
@@ -63,7 +63,7 @@ async def warm(database_url: str) -> AsyncIterator[DataPlane]:
 
 
 def sizes(response: FetchResponse) -> list[list[int]]:
-    """Return, per partition in the order of the answer, the sizes of its batches."""
+    """Return the sizes of each partition's batches, in the order of the answer."""
     return [[len(batch) for batch in batches_in(part)] for topic in response.responses for part in topic.partitions]
 
 
@@ -79,7 +79,7 @@ async def test_whole_batches_are_returned_up_to_the_partition_limit(sized: DataP
 
 @pytest.mark.parametrize("limits", [(1, 2**20), (2**20, 1), (0, 0), (-5, 2**20)])
 async def test_first_batch_is_returned_above_the_limit(sized: DataPlane, limits: tuple[int, int]) -> None:
-    """If it were not, a reader with small limits would never get past a large batch (KIP-74)."""
+    """Otherwise a reader with small limits would never get past a large batch (KIP-74)."""
     topic = await sized.create_topic("t")
     await sized.fill(topic, [5000, 300])
     part = await sized.fetch_one(topic, 0, partition_max_bytes=limits[0], max_bytes=limits[1], min_bytes=0)
@@ -151,7 +151,9 @@ async def test_no_batch_is_read_from_postgres_for_a_part_of_it(database_url: str
 
 
 async def test_full_node_answers_batch_by_batch(sized: DataPlane) -> None:
-    """The limits of clients do not bound a node: sixty megabytes for each of many clients is more than a node has."""
+    """The clients' own limits do not protect a node: sixty megabytes for each of many clients is
+    more than its memory.
+    """
     topic = await sized.create_topic("t")
     await sized.fill(topic, [200, 300, 400])
     holdings = Holdings(1000)
@@ -175,8 +177,9 @@ async def test_full_node_answers_batch_by_batch(sized: DataPlane) -> None:
 
 
 async def test_concurrent_reads_from_postgres_share_the_room(database_url: str) -> None:
-    """Each request checks the room as it begins. Without a count of promised bytes, all requests together would take
-    many times the room."""
+    """Each request checks the free memory when it begins. Promised bytes must be counted, or all requests together
+    would take many times the limit.
+    """
     async with data_plane(database_url, tail_bytes=0) as node:
         topic = await node.create_topic("t", 4)
         for partition in range(4):
@@ -256,7 +259,9 @@ async def test_offsets_of_the_partition_are_filled_in(node: DataPlane) -> None:
 async def test_last_stable_offset_differs_from_the_high_watermark(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Storage provides the last stable offset, for reads from the tail and for cold reads, and it never falls."""
+    """Storage reports the last stable offset, both for reads from the tail and for cold reads. This
+    offset never falls.
+    """
     topic = await node.create_topic("t")
     key = topic.partitions[0].partition_key
     other = await node.create_topic("other")
@@ -353,7 +358,7 @@ async def test_sessions_are_declined(warm: DataPlane, session: tuple[int, int], 
 
 
 async def parked(node: DataPlane, fetching: Coroutine[Any, Any, FetchResponse]) -> asyncio.Task[FetchResponse]:
-    """Return the fetch as a task that has read once and now waits."""
+    """Start a fetch that has read once and now waits for records. Return its task."""
     before = node.tail.parked_count
     task = asyncio.create_task(fetching)
     deadline = time.monotonic() + WITHIN_S
@@ -385,7 +390,7 @@ async def test_an_append_ends_the_wait(node: DataPlane) -> None:
 
 
 async def test_an_append_during_a_long_look_ends_the_wait(warm: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The append goes to a partition that has been read already."""
+    """The append arrives in a partition that the fetch has already read."""
     fetch_module = importlib.import_module("gateway.apis.data.fetch")
     monkeypatch.setattr(fetch_module, "AT_ONCE_PARTS", 1)
     monkeypatch.setattr(pieces, "TURN_S", 0.0)
@@ -571,7 +576,7 @@ async def test_a_reader_at_the_end_does_not_notice_an_outage(warm: DataPlane) ->
 async def test_slow_cold_read_does_not_delay_records_of_the_tail(
     warm: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # This patience is far below the 5 s after which Postgres itself gives up on the lock.
+    # The timeout is far below the 5 s after which Postgres itself gives up on the lock.
     monkeypatch.setattr(importlib.import_module("gateway.apis.data.fetch"), "COLD_PATIENCE_S", 0.1)
     topic = await warm.create_topic("t", 2)
     for partition in range(2):
@@ -594,7 +599,9 @@ async def test_records_are_returned_without_a_copy(warm: DataPlane) -> None:
 
 
 async def test_cost_of_a_crowded_request_is_linear(warm: DataPlane) -> None:
-    """Many partitions of one unknown topic: no partition may cost as much as the whole topic."""
+    """A request names many partitions of one unknown topic. A single partition must not cost as much as the whole
+    topic.
+    """
     crowd = FetchTopic(topic="ghost", partitions=tuple(at(0, index) for index in range(5_000)))
     started = time.process_time()
     response = await fetch(FetchRequest(topics=(crowd,)), warm.context(ApiKey.FETCH, FETCH_VERSION))

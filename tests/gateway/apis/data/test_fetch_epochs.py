@@ -1,4 +1,6 @@
-"""A Fetch beyond the end of an epoch is answered with that end (KIP-320, KIP-595), by values."""
+"""Fetch with a leader epoch that has already ended: the answer contains the end of that epoch (KIP-320, KIP-595).
+Postgres is not involved.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from tests.steps.waiting import until
 TOPIC, KEY = UUID(int=1), PartitionKey(7)
 EPOCH, END = 5, 10
 BEGAN = [(3, 4), (EPOCH, 8)]
-"""Epoch 3 began at offset 4, epoch 5 at 8; the log ends at 10."""
+"""Epoch 3 begins at offset 4 and epoch 5 at offset 8. The log ends at offset 10."""
 WITHIN_S = 20
 
 
@@ -51,7 +53,7 @@ def context(*, storage: bool = True, version: int = 17) -> Any:
     topic = topic_of(TOPIC, KEY)
 
     async def known(asked: object) -> None:
-        """Postgres is not queried."""
+        """Return the known topic without a query."""
 
     async def epochs(keys: Iterable[PartitionKey]) -> dict[PartitionKey, list[tuple[int, int]]]:
         if not storage:
@@ -147,7 +149,7 @@ async def test_divergence_is_not_reported_without_postgres() -> None:
 
 
 async def test_append_during_the_look_at_ended_epochs_wakes_the_fetch() -> None:
-    """A reader at the end of the log names an ended epoch until the next record comes."""
+    """A reader at the end of the log may name an epoch that has ended. It does so until the next record arrives."""
     services = (known := context()).services
     asked = asyncio.Event()
 

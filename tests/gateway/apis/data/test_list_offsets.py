@@ -46,7 +46,7 @@ async def node(database_url: str) -> AsyncIterator[DataPlane]:
 
 
 async def place(node: DataPlane, topic: Topic, timestamp: int, version: int = 11) -> tuple[int, int]:
-    """Return (timestamp, offset) of the answer."""
+    """Return timestamp and offset of the answer."""
     answer = await node.list_offset(topic, timestamp, version=version)
     assert answer.error_code == ErrorCode.NONE, answer
     assert answer.leader_epoch == (0 if answer.offset >= 0 else -1)
@@ -100,7 +100,7 @@ async def test_timestamps_are_found_by_record(node: DataPlane, codec: Compressio
 
 
 async def test_end_is_returned_after_the_last_records_are_deleted(node: DataPlane) -> None:
-    """A peer answered 0 for latest after DeleteRecords, and 0 if no timestamp matched."""
+    """Another gateway answered 0 for LATEST after DeleteRecords, and 0 if no timestamp matched."""
     topic = await node.create_topic("t")
     await node.send(topic, batch_of(b"a", b"b", timestamps=[1000, 1001]))
     assert (await delete_before(node, topic, -1)).low_watermark == 2
@@ -135,7 +135,7 @@ async def test_read_committed_log_ends_at_the_last_stable_offset(
 
 
 async def test_timestamp_below_the_log_start_is_not_found(node: DataPlane) -> None:
-    """The batch with the record of that time still exists for its later records."""
+    """The batch that holds the record of that time still exists, because its later records were not deleted."""
     topic = await node.create_topic("t")
     await node.send(topic, batch_of(b"a", b"b", b"c", timestamps=[5000, 1000, 1001]))
     await node.send(topic, batch_of(b"d", timestamps=[2000]))
@@ -231,7 +231,7 @@ async def test_end_is_read_from_postgres(node: DataPlane, database_url: str) -> 
 
 
 async def test_unreadable_batch_is_matched_as_a_whole(node: DataPlane) -> None:
-    """Produce refuses such a batch; an earlier release may have left one in the log."""
+    """Produce refuses a batch that it cannot read, but an earlier release may have written one."""
     topic = await node.create_topic("t")
     records = bytearray(batch_of(b"a", b"b", timestamps=[1000, 1001]))
     records[61] = 0x7F
@@ -242,7 +242,7 @@ async def test_unreadable_batch_is_matched_as_a_whole(node: DataPlane) -> None:
 
 
 async def append(node: DataPlane, topic: Topic, records: bytearray) -> None:
-    """Append the batch to the log unchanged, although Produce would refuse it."""
+    """Append the batch to the log as it is, although Produce would refuse it."""
     struct.pack_into(">I", records, 17, crc32c.crc32c(memoryview(records)[21:]))
     head = read_head(records)
     await node.appender.submit(
@@ -260,7 +260,7 @@ async def append(node: DataPlane, topic: Topic, records: bytearray) -> None:
 
 @pytest.mark.parametrize("codec", list(Compression))
 async def test_search_by_time_stops_at_its_match(node: DataPlane, codec: Compression) -> None:
-    """The search must not read the bytes after the match. Otherwise its answer would refer to the whole batch."""
+    """The search must not read the bytes after the match. Otherwise it would only know the batch and not the record."""
     topic = await node.create_topic("t")
     timestamps = [1000 + n for n in range(3000)]
     body = bytearray(batch_of(*[bytes(100)] * 3000, timestamps=timestamps))
@@ -285,8 +285,8 @@ def timed(*records: tuple[int, bytes]) -> bytes:
 
 
 async def raise_epochs(database_url: str, how_often: int = 1) -> None:
-    """Let the database continue in another history, so that every partition's leader epoch rises at
-    the end of its log.
+    """Let the database continue with another history, so that every partition begins a new leader epoch at the end of
+    its log.
     """
     sql = await asyncpg.connect(database_url)
     try:

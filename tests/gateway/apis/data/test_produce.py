@@ -147,7 +147,7 @@ async def test_offending_records_are_named(node: DataPlane) -> None:
 
 
 async def test_two_headers_with_one_key_are_accepted(node: DataPlane) -> None:
-    """Another gateway had a unique constraint on header keys."""
+    """Another gateway refused such records, because its database had a unique constraint on header keys."""
     from protocol.records import Record, build_batch
 
     topic = await node.create_topic("t")
@@ -157,7 +157,7 @@ async def test_two_headers_with_one_key_are_accepted(node: DataPlane) -> None:
 
 
 async def test_a_body_that_does_not_decode_is_refused_and_its_neighbours_written(node: DataPlane) -> None:
-    """A damaged batch in the log would stop every consumer of its partition at its offset."""
+    """If a batch that cannot be decoded were written, every consumer of the partition would stop at its offset."""
     topic = await node.create_topic("t", 2)
     damaged = bytearray(batch_of(b"damaged", compression=Compression.ZSTD)[:HEAD_BYTES] + b"not zstd at all")
     struct.pack_into(">i", damaged, 8, len(damaged) - 12)
@@ -168,8 +168,8 @@ async def test_a_body_that_does_not_decode_is_refused_and_its_neighbours_written
 
 
 async def test_a_batch_that_takes_long_to_judge_keeps_its_place(node: DataPlane) -> None:
-    """Large and small requests of one connection alternate: a small one is judged at once and still
-    waits for its turn.
+    """Large and small requests of one connection alternate. A small batch is validated at once, and still waits for its
+    turn.
     """
     topic = await node.create_topic("t")
     values = [b"large %d" % n + bytes(300_000) if n % 3 == 0 else b"small %d" % n for n in range(12)]
@@ -204,7 +204,7 @@ async def test_another_connection_does_not_wait_for_slow_validation(
 async def test_request_of_very_many_partitions_gives_way(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """The request gives way in each step of the work, and all of it is written."""
+    """The request yields to other requests in each step, and all of its batches are written."""
     monkeypatch.setattr(pieces, "TURN_S", 0.0)
     topic = await node.create_topic("t", 500)
     module = importlib.import_module("gateway.apis.data.produce")
@@ -279,9 +279,7 @@ async def test_commit_that_does_not_end_is_answered_at_the_timeout(
 async def test_timed_out_batch_is_not_written_behind_its_repeat(
     node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If timed-out batches were held, a producer's attempts during a stall of Postgres would all be written in the
-    end.
-    """
+    """Without the timeout, all attempts that a producer made during a stall of Postgres would be written in the end."""
     monkeypatch.setattr(importlib.import_module("gateway.apis.data.produce"), "MIN_TIMEOUT_MS", 50)
     topic = await node.create_topic("t")
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
@@ -389,7 +387,7 @@ async def test_log_append_time_agrees_everywhere(node: DataPlane) -> None:
 
 
 async def test_requests_of_one_connection_keep_their_order_in_the_log(node: DataPlane) -> None:
-    """The first request must query Postgres for its topic; no later request may overtake it."""
+    """The first request must query Postgres for its topic. No later request may overtake it."""
     known = await node.create_topic("known")
     (hidden,) = await node.topics.create([NewTopic("hidden", 1, {})])
     assert isinstance(hidden, Topic)
@@ -522,7 +520,9 @@ async def test_a_batch_that_its_codec_makes_too_large_is_refused(node: DataPlane
 
 @pytest.mark.parametrize("version", [9, 10])
 async def test_old_fetch_versions_receive_zstd(node: DataPlane, version: int) -> None:
-    """Kafka's own FetchRequestTest requires this of Kafka 4. Earlier, versions below 10 were refused."""
+    """Kafka's own FetchRequestTest requires this of Kafka 4. Earlier Kafka releases refused it for
+    versions below 10.
+    """
     topic = await node.create_topic("t", configs={"compression.type": "zstd"})
     await node.send(topic, batch_of(b"a"))
     answer = await node.fetch_one(topic, 0, version=version)

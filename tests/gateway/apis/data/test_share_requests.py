@@ -1,4 +1,4 @@
-"""Requests of share groups at their largest size give way to other requests during the work."""
+"""Requests of share groups at their largest size. They must yield to other requests while they run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.turns import HELD_MS
 
 COUNT = MAX_ADMIN_ELEMENTS
 MORE = 4 * COUNT
-"""More than a request may have: enough for quick work in one go to be noticeable."""
+"""More elements than a request may have, so that a handler that does not yield is noticed."""
 TOPIC = UUID(int=7)
 MEMBER = "AAAAAAAAAAAAAAAAAAAACQ"
 SETTINGS = ShareSettings()
@@ -46,7 +46,7 @@ RANGES = tuple(StoredRange(1, 2 * (index % 2), 1) for index in range(1_000))
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """An event loop that records the work of its longest turn."""
+    """An event loop that records the duration of its longest turn."""
 
     longest_s = 0.0
 
@@ -57,8 +57,9 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 async def services_for(topics: tuple[Topic, ...]) -> Any:
-    """Make the context of a request. To make it is no part of what is measured, nor is to free it: a test returns it
-    with its answer."""
+    """Make the context of a request. The measurement excludes creating the context and freeing it, so a test returns
+    the context with its answer.
+    """
     context = asking(topics)
     await asyncio.sleep(0)
     loop = asyncio.get_running_loop()
@@ -68,9 +69,9 @@ async def services_for(topics: tuple[Topic, ...]) -> Any:
 
 
 def held_ms(work: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[float, Any]:
-    """Return how long the loop was blocked at most, and the result of the work."""
+    """Run `work`; return for how long it blocked the loop at most, and its result."""
     loop = Loop()
-    gc.disable()  # a gateway collects garbage when it has time
+    gc.disable()  # no garbage collection during the measurement, because a gateway also postpones it
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             answer = runner.run(work())
@@ -130,7 +131,7 @@ def asking(topics: tuple[Topic, ...]) -> Any:
     nothing: dict[str, None] = {}
 
     async def known(asked: object) -> None:
-        """Postgres is not queried."""
+        """Return the known topics without a query."""
 
     async def states(keys: object) -> dict[str, None]:
         return nothing

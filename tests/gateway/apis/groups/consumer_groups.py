@@ -59,7 +59,7 @@ def told(answer: ConsumerGroupHeartbeatResponse) -> tuple[int, dict[UUID, tuple[
 
 
 async def rows(node: GroupNode) -> dict[str, tuple[int, Any, str]]:
-    """Return, per member: epoch, document, and the version of its row."""
+    """Return the epoch, the document and the row's version of each member."""
     found = await node.database.hot.fetch(
         "select member_id, member_epoch, document, xmin::text as xmin from group_member"
     )

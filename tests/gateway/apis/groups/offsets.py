@@ -52,7 +52,9 @@ def codes(answer: Any) -> list[tuple[int, int]]:
 async def fetched(
     node: GroupNode, version: int, topics: list[tuple[Topic, tuple[int, ...]]] | None, group_id: str = G
 ) -> dict[tuple[str | uuid.UUID, int], tuple[int, int, str | None, int]]:
-    """Return offset, leader epoch, metadata and code by topic (name, or id if the version has ids) and partition."""
+    """Return offset, leader epoch, metadata and error code by topic (name, or id if the version has
+    ids) and partition.
+    """
     if version >= 8:
         asked = None
         if topics is not None:

@@ -1,4 +1,6 @@
-"""Bounds of what a classic member may offer and a leader may assign, because a group keeps both."""
+"""Limits on the metadata that a classic member may send, and on the assignments that a leader may send. A group keeps
+both in memory.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def context() -> Any:
 
 
 def joining(size: int) -> JoinGroupRequest:
-    """Return a join that makes the group keep `size` bytes: names of protocols and their type count, too."""
+    """Return a JoinGroup request that makes the group keep `size` bytes. The names of protocols and their type count,
+    too.
+    """
     size -= len("consumer" + "p0" + "p1")
     halves = (bytes(size // 2), bytes(size - size // 2))
     protocols = tuple(JoinGroupRequestProtocol(name=f"p{number}", metadata=half) for number, half in enumerate(halves))
@@ -43,7 +47,7 @@ def joining(size: int) -> JoinGroupRequest:
 
 
 def syncing(size: int) -> SyncGroupRequest:
-    """Return assignments that make the group keep `size` bytes: member ids count, too."""
+    """Return assignments that make the group keep `size` bytes. Member ids count, too."""
     size -= len("m0" + "m1")
     halves = (bytes(size // 2), bytes(size - size // 2))
     assignments = tuple(

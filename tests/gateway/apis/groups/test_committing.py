@@ -1,4 +1,4 @@
-"""The epoch by which Postgres fences a commit, and when a commit is tried again: committing without a Postgres."""
+"""The epoch by which Postgres fences a commit, and when a commit is tried again. These tests use no Postgres."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Partition(NamedTuple):
 
 
 class Coordinator:
-    """Gives `replies` one after another. Postgres knows the member at `stored_epoch`."""
+    """Returns `replies` one after another. In Postgres the member has `stored_epoch`."""
 
     def __init__(self, stored_epoch: int, *replies: OffsetCommitReply) -> None:
         self.replies = list(replies)

@@ -1,4 +1,6 @@
-"""Groups of the consumer protocol on a real Postgres, through the codec: heartbeats, rows, restarts, offsets, admin."""
+"""Groups of the consumer protocol on a real Postgres, through the codec: heartbeats, rows, restarts, offsets, admin
+APIs.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,7 @@ async def test_new_coordinator_continues_after_a_kill(node: GroupNode, database_
 
 
 async def test_topic_just_created_is_assigned_in_the_first_answer(node: GroupNode) -> None:
-    """Another node creates the topic, and nothing informs this node's catalog."""
+    """Another node creates the topic. No announcement reaches this node's catalog."""
     assert told(await join(node, "a", "elsewhere")) == (1, {})
     topic = await node.create_topic("t", 2)
     assert told(await beat(node, "a", 1, subscribed_topic_names=("t",))) == (2, {topic.topic_id: (0, 1)})

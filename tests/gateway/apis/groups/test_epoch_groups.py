@@ -25,7 +25,7 @@ class _SubmittedError(Exception):
 
 def context() -> Any:
     async def resolve_all(names: tuple[str, ...]) -> None:
-        """Postgres is not queried."""
+        """Return the known topics without a query."""
 
     def submit(group_id: str, event: object) -> None:
         raise _SubmittedError

@@ -322,7 +322,7 @@ async def test_coordinator_without_the_clients_listener_is_not_available(node: G
 
 
 async def test_coordinator_lookup_creates_the_offsets_topic(node: GroupNode) -> None:
-    """The topic may be deleted, because committed offsets are not stored in it."""
+    """Committed offsets survive the deletion of the topic, because they are not stored in it."""
     offsets = "__consumer_offsets"
     known = await node.topics.find(offsets)
     if known is not None:
@@ -423,7 +423,7 @@ async def test_authorized_operations_are_returned_if_requested(node: GroupNode, 
     await settle(node.member(G, "c1"))
     request = DescribeGroupsRequest(groups=(G,), include_authorized_operations=True)
     (group,) = (await node.ask(request, version)).groups
-    # READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS and ALTER_CONFIGS, as AclEntry.supportedOperations of a group.
+    # AclEntry.supportedOperations of a group: READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS and ALTER_CONFIGS.
     assert group.authorized_operations == sum(1 << operation for operation in (3, 6, 8, 10, 11))
     request = DescribeGroupsRequest(groups=("missing",), include_authorized_operations=True)
     (missing,) = (await node.ask(request, version)).groups
@@ -431,7 +431,7 @@ async def test_authorized_operations_are_returned_if_requested(node: GroupNode, 
 
 
 async def test_many_groups_are_described_with_few_queries(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Another test may have left a shard to another node.
+    # Another test may have moved a shard to another node.
     group_ids = [group_id for group_id in map(str, range(1000)) if node.leases.lease_for(group_id) is not None][:250]
     await settle(node.member(group_ids[150], "c1"))
     asked: list[object] = []

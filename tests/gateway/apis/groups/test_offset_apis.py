@@ -98,7 +98,7 @@ async def test_offset_never_committed_is_minus_one_without_error(node: GroupNode
         (key, -1): (-1, -1, "", NONE),
         (absent, 0): (-1, -1, "", ErrorCode.UNKNOWN_TOPIC_ID if version >= 10 else NONE),
     }
-    # Unknown ids come last in the answer; names come in the order of the request.
+    # In the answer, unknown ids come last; names come in the order of the request.
     in_order = [topic for topic, _ in await fetched(node, version, [(missing, (0,)), (topic, (0,))])]
     assert in_order == ([key, absent] if version >= 10 else [absent, key])
     assert await fetched(node, version, [(topic, (0,))], group_id="") == {(key, 0): (-1, -1, "", NONE)}
@@ -135,7 +135,7 @@ async def test_many_groups_are_fetched_at_once_and_fail_alone(node: GroupNode) -
 
 @pytest.mark.parametrize(("member_id", "epoch"), [("nobody", -1), ("nobody", 3), ("", 3)])
 async def test_offset_fetch_of_a_classic_group_ignores_the_member(node: GroupNode, member_id: str, epoch: int) -> None:
-    """@platformatic/kafka names its member with epoch -1."""
+    """@platformatic/kafka names its member with epoch -1 in OffsetFetch."""
     topic = await node.create_topic("t")
     await node.ask(commit_request(topic, partition(0, 5)), 9)
     asked = OffsetFetchRequestGroup(
@@ -331,7 +331,7 @@ async def test_commit_without_postgres_is_answered_as_retriable(
 
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Return a list that grows with every query by any pool to Postgres."""
+    """Return a list to which every query to Postgres is added, of any pool."""
     asked: list[object] = []
     run = Pool.run
 
@@ -347,9 +347,9 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 async def test_offset_fetch_of_many_groups_takes_few_queries(
     node: GroupNode, version: int, questions: list[object]
 ) -> None:
-    """Topics that do not exist, and requests that name their members, are looked up together as well."""
+    """Topics that do not exist, and requests that name their members, also share queries."""
     topic = await node.create_topic("t", 2)
-    # Another test may have left a shard to another node.
+    # Another test may have moved a shard to another node.
     group_ids = [group_id for group_id in map(str, range(1000)) if node.leases.lease_for(group_id) is not None][:250]
     committed = {group_ids[number]: number for number in (0, 1, 99, 100, 249)}
     for group_id, offset in committed.items():

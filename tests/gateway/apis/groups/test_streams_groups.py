@@ -69,7 +69,7 @@ def test_topics_are_not_named_again_for_each_copartition_group() -> None:
 
 
 class Making:
-    """A context that records the topics created by each request."""
+    """A context that records which topics each request creates."""
 
     def __init__(self) -> None:
         self.made: list[list[str]] = []

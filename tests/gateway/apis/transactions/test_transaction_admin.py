@@ -51,7 +51,7 @@ async def sql(database_url: str) -> AsyncIterator[asyncpg.Connection]:
 
 
 async def ask(node: DataPlane, request: Any, version: int = 0) -> Any:
-    """Return what a client receives: encoded, decoded, handled, encoded and decoded at `version`."""
+    """Send the request at `version` through the codec and the handler, and return the answer as a client reads it."""
     line = LINES[message_schema(type(request)).api_key]
     decoded = codec.decode_request(line.api_key, version, b"".join(codec.encode(request, version)))
     try:
@@ -106,7 +106,7 @@ async def mark(
 async def begin(
     node: DataPlane, transactional_id: str, keys: Sequence[PartitionKey] = (), group_ids: Sequence[str] = ()
 ) -> Producer:
-    """Return a producer that has enlisted these partitions."""
+    """Return a producer that has begun a transaction and enlisted these partitions."""
     producer = await node.transactions.initialize(transactional_id, InitProducer(60_000))
     if keys or group_ids:
         await node.transactions.add(
@@ -393,7 +393,7 @@ async def test_marker_of_a_former_producer_ends_nothing(node: DataPlane) -> None
     assert await mark(node, producer, topic, 0, 1, epoch=0) == [ErrorCode.INVALID_PRODUCER_EPOCH] * 2
     assert (await described(node, "a")).transaction_state == "Ongoing"
     await node.transactions.end("a", producer.producer_id, 1, committed=True)
-    # Upstream does the same: a producer is remembered by its epoch in each partition to which it appended.
+    # Upstream does the same: each partition remembers the epoch of a producer that has appended to it.
     assert await mark(node, producer, topic, 0, 1, epoch=0) == [ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.NONE]
 
 
@@ -434,7 +434,9 @@ async def test_marker_for_an_unknown_partition_is_refused(node: DataPlane) -> No
 async def test_producers_own_end_wins_against_a_marker(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch, goes_on: bool
 ) -> None:
-    """The producer commits between the read and the write, and may have begun another transaction."""
+    """Between the read and the write of the marker, the producer commits. It may even have begun
+    another transaction.
+    """
     topic = await node.create_topic("t")
     producer = await begin(node, "a", keys(topic))
     await append(node, batch(keys(topic)[0], producer))

@@ -120,7 +120,7 @@ def by_id(topic_id: uuid.UUID, *partitions: TxnOffsetCommitRequestPartition) -> 
 
 
 def elsewhere(node: GroupNode) -> str:
-    """Return a group whose shard a test may lose: the other tests use another shard."""
+    """Return a group in another shard than the groups of all other tests, so that a test may lose this shard."""
     return next(name for name in "abcdef" if node.leases.shard_of(name) != node.leases.shard_of(G))
 
 
@@ -245,7 +245,7 @@ async def test_commit_of_an_unknown_member_is_refused(node: GroupNode) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_transactional_commit_without_a_member_is_accepted_beside_members(node: GroupNode, version: int) -> None:
-    """Before version 3 the request has no member fields."""
+    """The request has no member fields before version 3."""
     topic = await node.create_topic("t")
     await settle(node.member(G, "c1"))
     await begun(node, G)
@@ -333,7 +333,7 @@ async def test_old_producers_receive_another_code_for_a_loading_coordinator(
 
 
 async def test_readers_learn_only_of_the_end_of_a_transaction(node: GroupNode) -> None:
-    """A pending offset may never count. A group that another node coordinates is that node's to report."""
+    """A pending offset may never be committed. If another node coordinates the group, that node informs the readers."""
     topic = await node.create_topic("t")
     other = elsewhere(node)
     told: list[tuple[str, Fact]] = []
@@ -351,7 +351,7 @@ async def test_readers_learn_only_of_the_end_of_a_transaction(node: GroupNode) -
 
 
 async def stable(node: GroupNode, topic: Topic, version: int, *, whole: bool) -> dict[int, tuple[int, int, str, int]]:
-    """Return, by partition, the answer to a reader that requires stable offsets."""
+    """Return, by partition, the answer to OffsetFetch with RequireStable."""
     indexes = (0, 1, 2)
     if version >= 8:
         topics = (OffsetFetchRequestTopics(name=topic.name, topic_id=topic.topic_id, partition_indexes=indexes),)
