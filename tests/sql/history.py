@@ -6,6 +6,7 @@ This includes a commit whose outcome its client never learned. Exit code 0 if ev
 """
 
 # The type stubs of confluent_kafka declare only a part of its API.
+# pyright: reportPrivateImportUsage=false
 
 from __future__ import annotations
 

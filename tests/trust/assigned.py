@@ -6,6 +6,7 @@ producers.
 """
 
 # The type stubs of these clients declare only a part of their API.
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 

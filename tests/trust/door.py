@@ -5,6 +5,7 @@ exist. This includes a commit whose outcome its client never learned.
 """
 
 # The type stubs of confluent_kafka declare only a part of its API.
+# pyright: reportPrivateImportUsage=false
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ keeps positions and writes the history, so that the same checks apply to every k
 """
 
 # The type stubs of these clients declare only a part of their API.
+# pyright: reportPrivateImportUsage=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ whole from every partition, then all nodes describe the cluster, restart, and de
 """
 
 # The type stubs of these clients declare only a part of their API.
+# pyright: reportPrivateImportUsage=false
 
 from __future__ import annotations
 

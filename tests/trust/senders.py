@@ -5,6 +5,7 @@ sent the record, so the outcome is unknown then.
 """
 
 # The type stubs of these clients declare only a part of their API.
+# pyright: reportPrivateImportUsage=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@ consumers.
 """
 
 # The type stubs of these clients declare only a part of their API.
+# pyright: reportPrivateImportUsage=false
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ workload can finish after the faults, and the checks can demand every promise.
 """
 
 # The type stubs of these clients declare only a part of their API.
+# pyright: reportPrivateImportUsage=false
 
 from __future__ import annotations
 
