@@ -23,7 +23,6 @@ from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
 from gateway.net.pieces import in_pieces
 from gateway.net.refusals import DerivedRefusal
-from gateway.security.authorizer import MAX_NAME_SHOWN
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_partition_reassignments import (
@@ -106,7 +105,7 @@ async def elect_leaders(request: ElectLeadersRequest, context: RequestContext[Re
     judged: list[tuple[str, list[Judged]]] = []
     async for name, topic, indexes in in_pieces(_candidates(asked, services)):
         found: list[Judged] = []
-        no_topic = f"No such topic as {name[:MAX_NAME_SHOWN]}"  # Kafka's text, which it repeats for each partition
+        no_topic = f"No such topic as {name}"  # Kafka's text, which it repeats for each partition
         async for index in in_pieces(indexes):
             try:
                 known, partition = _existing(topic, index, no_topic, "No such partition.")
