@@ -10,7 +10,8 @@ Markers enter this node's tail as an appended batch does: after the commit, befo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 
 import structlog
@@ -98,6 +99,8 @@ class Transactions:
         self._first_delay_s = first_delay_s
         self._max_failed = max_failed
         self._ending = asyncio.Semaphore(ENDS_AT_ONCE)
+        self._ends: dict[str, tuple[asyncio.Lock, int]] = {}
+        """For each id whose EndTxn this node serves: the lock that these requests take, and their number."""
         self._failed: dict[tuple[str, int], tuple[float, float]] = {}
         """Overdue transactions that could not be ended: the last delay, and the loop time of the next attempt."""
         self.taken_in = TakenIn()
@@ -221,7 +224,25 @@ class Transactions:
                 return rules.end_and_raise_epoch(producer, producer_id, producer_epoch, fresh_id, committed=committed)
             return rules.end(producer, producer_id, producer_epoch, committed=committed)
 
-        return await self._carry_out(transactional_id, decide, outcome, raises_epoch=raise_epoch)
+        if raise_epoch:
+            return await self._carry_out(transactional_id, decide, outcome, raises_epoch=True)
+        # Below version 5 the next transaction has the same epoch, and a client repeats an EndTxn whose answer is late.
+        # The request that arrived first must not end the transaction that the client began after the second's answer.
+        async with self._one_at_a_time(transactional_id):
+            return await self._carry_out(transactional_id, decide, outcome, same_epoch=True)
+
+    @contextlib.asynccontextmanager
+    async def _one_at_a_time(self, transactional_id: str) -> AsyncIterator[None]:
+        """Let the requests that enter this end one after the other, in the order of their arrival."""
+        lock, users = self._ends.get(transactional_id, (asyncio.Lock(), 0))
+        self._ends[transactional_id] = lock, users + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._ends.pop(transactional_id)
+            if users > 1:
+                self._ends[transactional_id] = lock, users - 1
 
     async def abort_overdue(self) -> int:
         """Abort every transaction that has been open for longer than its timeout, and complete ends that no node
@@ -353,21 +374,31 @@ class Transactions:
         *,
         started_ms: int | None = None,
         raises_epoch: bool = False,
+        same_epoch: bool = False,
     ) -> Producer:
         """Apply a decision and return the producer's new state. Decide again whenever another node has written the row
         in the meantime.
 
         `outcome` belongs to the transaction that the decision ends. `started_ms` identifies the transaction if the
         producer does not end it itself. `raises_epoch`: the decision may use an id that no producer has had.
+        `same_epoch`: the producer's next transaction has the same epoch, so the first read identifies the transaction.
         """
         fresh_id = rules.NO_ID
+        first_started_ms: int | None = None
         for _ in range(ATTEMPTS):
             read = await self._store.read(transactional_id)
+            if same_epoch:
+                if asyncio.get_running_loop().time() > self._membership.registered_until_s:
+                    # This node was frozen or cut off, so another one may have served the client in the meantime.
+                    raise KafkaError(ErrorCode.NOT_COORDINATOR)
+                first_started_ms = first_started_ms or read.started_ms
             if read.ending is not None:
                 await self._complete(read)
                 read = await self._store.read(transactional_id)
             if started_ms is not None and read.started_ms != started_ms:
                 raise KafkaError(ErrorCode.INVALID_TXN_STATE, "the transaction has ended, and another may have begun")
+            if same_epoch and read.started_ms is not None and read.started_ms != first_started_ms:
+                raise KafkaError(ErrorCode.INVALID_TXN_STATE, "the transaction has ended, and another has begun")
             producer = _producer(read)
             if raises_epoch and fresh_id == rules.NO_ID:
                 fresh_id = await self._fresh_id(producer)

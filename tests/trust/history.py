@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -156,7 +156,23 @@ class Faulted:
     ended_s: float
 
 
-Event = Produced | Consumed | OwnerChanged | OffsetCommitted | Observed | Faulted | Delivered | Settled
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """One transaction that was to turn source records into results."""
+
+    worker: str
+    topic: str
+    places: Sequence[tuple[int, int, int]]
+    """Partition, offset and value of each source record."""
+    invoked_s: float
+    completed_s: float
+    outcome: Outcome
+    """FAILED: the transaction was aborted."""
+    detail: str
+    """The client's error; empty if there was none."""
+
+
+Event = Produced | Consumed | OwnerChanged | OffsetCommitted | Observed | Faulted | Delivered | Settled | Transferred
 
 
 class History:

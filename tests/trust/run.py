@@ -274,7 +274,7 @@ def _work(history: History, clients: Clients, database_url: Callable[[], str], c
         )
     )
     transfers = Transfers(
-        *(clients, SOURCE, TARGET), workers=2, partitions=TOPICS[TARGET], seed=chance.randrange(2**31)
+        *(history, clients, SOURCE, TARGET), workers=2, partitions=TOPICS[TARGET], seed=chance.randrange(2**31)
     )
     watched = {group.group: group.topic for group in groups}
     observer = Observer(history, bootstrap, {topic: TOPICS[topic] for topic in (PLAIN, IDEMPOTENT, TARGET)}, watched)

@@ -141,7 +141,8 @@ def test_share_group_settles_each_record_within_its_limit(gateway: GatewayProces
 def test_transfers_of_each_kind_give_each_record_one_result(gateway: GatewayProcess, topic: str, kind: str) -> None:
     target = f"{topic}-results"
     create_topics(gateway.bootstrap, {target: PARTITIONS}, {})
-    records = produced(History(), gateway, topic)
+    history = History()
+    records = produced(history, gateway, topic)
     topics = {topic: PARTITIONS, target: PARTITIONS}
 
     def results() -> list[int]:
@@ -158,7 +159,7 @@ def test_transfers_of_each_kind_give_each_record_one_result(gateway: GatewayProc
                 seed=1,
             )
         else:
-            transfers = Transfers(chosen, topic, target, workers=2, partitions=PARTITIONS, seed=1)
+            transfers = Transfers(history, chosen, topic, target, workers=2, partitions=PARTITIONS, seed=1)
         transfers.start()
         wait_for(results, "results", holds=lambda found: len(found) >= len(records), seconds=WAIT_S)
         transfers.stop()

@@ -26,7 +26,7 @@ from kafka.errors import KafkaError as KafkaPythonError
 from tests.closing import close
 from tests.trust.foreign import ForeignProcess
 from tests.trust.franz import FranzGo
-from tests.trust.history import History, Observed, Outcome, Produced, Quantity
+from tests.trust.history import History, Observed, Outcome, Produced, Quantity, Transferred
 from tests.trust.java import Java
 from tests.trust.members import (
     JAVA,
@@ -281,8 +281,18 @@ class Group(Workload):
 class Transfers(Workload):
     """Consume-process-produce: each source record becomes one result, in one transaction with the offsets."""
 
-    def __init__(self, clients: Clients, source: str, target: str, *, workers: int, partitions: int, seed: int) -> None:
-        self.chance = random.Random(seed)
+    def __init__(
+        self,
+        history: History,
+        clients: Clients,
+        source: str,
+        target: str,
+        *,
+        workers: int,
+        partitions: int,
+        seed: int,
+    ) -> None:
+        self.history, self.chance = history, random.Random(seed)
         self.group = f"transfer-{uuid.uuid4().hex[:6]}"
         super().__init__(self.group)
         self.source, self.target, self.bootstrap = source, target, clients.bootstrap
@@ -334,6 +344,7 @@ class _Worker:
 
     def __init__(self, transfers: Transfers, number: int, partitions: int) -> None:
         self._transfers, self._partitions = transfers, partitions
+        self._name = f"w{number}.{uuid.uuid4().hex[:6]}"
         self.returned_s = time.monotonic()
         """The time at which the client last returned from a call."""
         self.failure: BaseException | None = None
@@ -385,29 +396,51 @@ class _Worker:
         """Return False if this worker cannot continue. The next worker reads the same records again, from the committed
         offsets.
         """
+        places: list[tuple[int, int, int]] = []
+        for message in messages:
+            partition, offset, value = message.partition(), message.offset(), message.value()
+            assert partition is not None
+            assert offset is not None
+            assert value is not None
+            places.append((partition, offset, int(value)))
+        invoked_s = time.monotonic()
+        outcome, detail = Outcome.UNKNOWN, ""
+        try:
+            committed, detail = self._transact(places)
+            outcome = Outcome.OK if committed else Outcome.FAILED
+        except KafkaException as error:
+            detail = str(error)
+            raise
+        finally:
+            self._transfers.history.add(
+                Transferred(
+                    *(self._name, self._transfers.source, places, invoked_s, time.monotonic(), outcome, detail)
+                )
+            )
+        return committed
+
+    def _transact(self, places: Sequence[tuple[int, int, int]]) -> tuple[bool, str]:
+        """Return whether the transaction was committed, and else why not. Raise KafkaException if its outcome is
+        unknown.
+        """
         self._producer.begin_transaction()
         try:
-            for message in messages:
-                value = message.value()
-                assert value is not None
-                self._producer.produce(self._transfers.target, value, partition=int(value) % self._partitions)
+            for _, _, value in places:
+                self._producer.produce(self._transfers.target, str(value), partition=value % self._partitions)
             ends: dict[int, int] = {}
-            for message in messages:
-                partition, offset = message.partition(), message.offset()
-                assert partition is not None
-                assert offset is not None
+            for partition, offset, _ in places:
                 ends[partition] = max(ends.get(partition, 0), offset + 1)
             offsets = [TopicPartition(self._transfers.source, part, at) for part, at in ends.items()]
             self._producer.send_offsets_to_transaction(offsets, self._consumer.consumer_group_metadata(), CALL_S)
             if self._transfers.chance.random() < ABORTED:
                 self._producer.abort_transaction(CALL_S * 3)
-                return False
+                return False, ""
             self._commit()
-        except KafkaException:
+        except KafkaException as error:
             # The consumer's position is past records that are not committed, so only a new worker reads them again.
             self._producer.abort_transaction(CALL_S * 3)
-            return False
-        return True
+            return False, str(error)
+        return True, ""
 
     def _commit(self) -> None:
         deadline_s = time.monotonic() + CALL_S * 3

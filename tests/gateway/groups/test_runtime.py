@@ -534,7 +534,7 @@ async def test_late_fenced_write_does_not_affect_the_next_lease(
 
 
 async def test_write_is_repeated_until_postgres_accepts_it(database_url: str) -> None:
-    async with group_node(database_url, statement_timeout_ms=100) as node:
+    async with group_node(database_url, statement_timeout_ms=500) as node:
         first, second = node.member(G, "c1"), node.member(G, "c2")
         await settle(first)
         attempts: list[GroupChange] = []

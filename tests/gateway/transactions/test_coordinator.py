@@ -151,6 +151,72 @@ async def test_newer_transaction_is_not_mistaken_for_the_overdue_one(
     assert await committed(node, topic, 0) == ([0, 1, 2], [])
 
 
+async def test_an_end_that_another_node_has_carried_out_leaves_the_next_transaction_open(
+    nodes: tuple[DataPlane, DataPlane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, other = nodes
+    topic = await slow.create_topic("t")
+    key = topic.partitions[0].partition_key
+    producer = await begin(slow, "a", key)
+    number, epoch = producer.producer_id, producer.producer_epoch
+    end = slow.transactions.store.end
+
+    async def overtaken(
+        read: StoredProducer, record: ProducerRecord, marker: bytes, *, committed: bool, timestamp_ms: int
+    ) -> EndedTransaction | None:
+        # The client has repeated the request elsewhere, and has begun its next transaction, with the same epoch.
+        monkeypatch.setattr(slow.transactions.store, "end", end)
+        await other.transactions.end("a", number, epoch, committed=True)
+        await other.transactions.add("a", number, epoch, [key])
+        return await end(read, record, marker, committed=committed, timestamp_ms=timestamp_ms)
+
+    monkeypatch.setattr(slow.transactions.store, "end", overtaken)
+    with pytest.raises(KafkaError) as raised:
+        await slow.transactions.end("a", number, epoch, committed=True)
+    assert raised.value.code is ErrorCode.INVALID_TXN_STATE
+    await write(other, topic, producer, 0)
+    assert await committed(other, topic, 1) == ([], [])  # offset 0 is the marker of the first transaction
+
+
+async def test_repeated_ends_are_carried_out_in_their_order(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = await node.create_topic("t")
+    key = topic.partitions[0].partition_key
+    producer = await begin(node, "a", key)
+    number, epoch = producer.producer_id, producer.producer_epoch
+    reads, proceed = 0, asyncio.Event()
+    read = node.transactions.store.read
+
+    async def slow_at_first(transactional_id: str) -> StoredProducer:
+        nonlocal reads
+        reads += 1
+        if reads == 1:
+            await proceed.wait()
+        return await read(transactional_id)
+
+    monkeypatch.setattr(node.transactions.store, "read", slow_at_first)
+    first, second = (
+        asyncio.create_task(node.transactions.end("a", number, epoch, committed=True)) for _ in range(2)
+    )
+    done, _ = await asyncio.wait((first, second), timeout=0.2)
+    assert not done, "otherwise the client begins its next transaction, and the first request ends it"
+    proceed.set()
+    assert await first == await second
+
+
+async def test_a_node_that_others_may_take_for_dead_ends_no_transaction_of_a_lasting_epoch(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await node.create_topic("t")
+    producer = await begin(node, "a", topic.partitions[0].partition_key)
+    number, epoch = producer.producer_id, producer.producer_epoch
+    with monkeypatch.context() as patched:
+        patched.setattr(node.membership, "_registered_until_s", asyncio.get_running_loop().time() - 0.001)
+        with pytest.raises(KafkaError) as raised:
+            await node.transactions.end("a", number, epoch, committed=True)
+        assert raised.value.code is ErrorCode.NOT_COORDINATOR
+    await node.transactions.end("a", number, epoch, committed=True)
+
+
 async def test_transaction_that_cannot_end_keeps_no_other_open(
     node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
