@@ -413,9 +413,7 @@ class _Worker:
             raise
         finally:
             self._transfers.history.add(
-                Transferred(
-                    *(self._name, self._transfers.source, places, invoked_s, time.monotonic(), outcome, detail)
-                )
+                Transferred(*(self._name, self._transfers.source, places, invoked_s, time.monotonic(), outcome, detail))
             )
         return committed
 

@@ -194,9 +194,7 @@ async def test_repeated_ends_are_carried_out_in_their_order(node: DataPlane, mon
         return await read(transactional_id)
 
     monkeypatch.setattr(node.transactions.store, "read", slow_at_first)
-    first, second = (
-        asyncio.create_task(node.transactions.end("a", number, epoch, committed=True)) for _ in range(2)
-    )
+    first, second = (asyncio.create_task(node.transactions.end("a", number, epoch, committed=True)) for _ in range(2))
     done, _ = await asyncio.wait((first, second), timeout=0.2)
     assert not done, "otherwise the client begins its next transaction, and the first request ends it"
     proceed.set()
