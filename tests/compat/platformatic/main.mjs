@@ -28,6 +28,8 @@ class Member {
     this.topics = options.topics
     this.failed = failed
     this.fenced = false
+    /** The partitions that the member still owns, but has stopped to read because a fetch failed. */
+    this.interrupted = []
     this.streams = new Set()
     this.consumer = new Consumer({
       ...BASE,
@@ -43,6 +45,7 @@ class Member {
     this.consumer.on('consumer:group:join', ({ assignments }) => {
       // It joins again without a word of rebalancing once it has been expelled.
       this.givenUp('lost')
+      this.interrupted = []
       this.ownership.assigned(
         assignments.flatMap(({ topic, partitions }) => partitions.map(partition => ({ topic, partition })))
       )
@@ -66,6 +69,7 @@ class Member {
 
   givenUp(event) {
     this.current = null
+    if (event === 'revoked') this.interrupted = []
     this.ownership.all(event)
   }
 
@@ -95,6 +99,8 @@ class Member {
     stream.on('error', error => this.streamFailed(stream, error))
     if (this.stopped) return
     this.current = stream
+    this.ownership.assigned(this.interrupted)
+    this.interrupted = []
     stream.on('data', message => this.process(stream, message))
     for (const old of earlier) this.drop(old)
   }
@@ -117,8 +123,10 @@ class Member {
     this.streams.delete(stream)
     if (this.current !== stream || this.stopped || this.fenced) return
     process.stderr.write(`${this.name}: stream: ${error.stack}\n`)
-    // A stream ends with its first failed fetch, as in an outage.
-    this.current = null
+    // A stream ends with its first failed fetch, as in an outage. The next one begins at the committed offsets, so the
+    // member reads again what it had not committed: it takes its partitions up anew.
+    this.interrupted = [...this.interrupted, ...this.ownership.owned.values()]
+    this.givenUp('lost')
     sleep(200).then(() => (this.stopped || this.current ? undefined : this.renewPatiently())).catch(this.failed)
   }
 
