@@ -24,6 +24,7 @@ from tests.trust.history import (
     Produced,
     Settled,
     Settlement,
+    Transferred,
 )
 
 MAX_SENTENCES = 20
@@ -353,17 +354,28 @@ def compaction_keeps_the_last(produced: Iterable[Produced], topics: Collection[s
     )
 
 
-def transfers_happen_once(sources: Iterable[int], results: Iterable[int]) -> list[str]:
+def transfers_happen_once(
+    sources: Iterable[int], results: Iterable[int], transferred: Iterable[Transferred] = ()
+) -> list[str]:
     """Check that consume-process-produce transactions turn every source record into exactly one result
-    (read_committed).
+    (read_committed). A violation names the transactions in `transferred` that had the record.
     """
     left = set(sources)
+    outcomes: dict[int, list[str]] = defaultdict(list)
+    for each in transferred:
+        ended = f"{each.worker} {each.outcome} after {each.invoked_s:.3f}-{each.completed_s:.3f}"
+        for _, _, value in each.places:
+            outcomes[value].append(f"{ended} {each.detail}".rstrip())
+
+    def told(sentence: str, value: int) -> str:
+        return "; ".join([sentence, *outcomes[value]]) if value in outcomes else sentence
+
     counts: dict[int, int] = defaultdict(int)
     for result in results:
         counts[result] += 1
-    twice = [f"source {value} has {count} results" for value, count in sorted(counts.items()) if count > 1]
+    twice = [told(f"source {value} has {count} results", value) for value, count in sorted(counts.items()) if count > 1]
     invented = [f"result {value} has no source" for value in sorted(set(counts) - left)]
-    missing = [f"source {value} has no result" for value in sorted(left - set(counts))]
+    missing = [told(f"source {value} has no result", value) for value in sorted(left - set(counts))]
     return _some([*twice, *invented, *missing])
 
 

@@ -41,6 +41,7 @@ from tests.trust.history import (
     OwnerChanged,
     Produced,
     Settled,
+    Transferred,
 )
 from tests.trust.java import Java
 from tests.trust.java import missing as java_missing
@@ -417,7 +418,7 @@ def _judge(attacked: World, history: History, work: _Work, read_s: float) -> dic
         "numbers never fall": checks.numbers_never_fall(observed, commits, produced),
         "compaction keeps the last": checks.compaction_keeps_the_last(produced, [KEYED], log),
         "transfers happen once": [
-            *checks.transfers_happen_once(sources, results[TARGET]),
+            *checks.transfers_happen_once(sources, results[TARGET], history.of(Transferred)),
             *([] if work.assigned is None else checks.transfers_happen_once(sources, results[ASSIGNED])),
         ],
         "records of SQL are the committed rows": checks.records_are_the_committed_rows(work.door.rows(), DOOR, log),

@@ -21,6 +21,7 @@ from tests.trust.history import (
     Quantity,
     Settled,
     Settlement,
+    Transferred,
 )
 from tests.trust.world import removed_in
 
@@ -181,6 +182,8 @@ def test_source_without_result_with_two_and_result_without_source_are_found() ->
         "result 9 has no source",
         "source 1 has no result",
     ]
+    of_one = [Transferred("w", "t", [(0, 7, 1)], 2.0, 3.5, Outcome.OK, "")]
+    assert checks.transfers_happen_once([1], [], of_one) == ["source 1 has no result; w ok after 2.000-3.500"]
 
 
 def test_states_that_differ_are_named() -> None:
