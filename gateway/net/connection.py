@@ -270,11 +270,13 @@ class Connection(asyncio.BufferedProtocol):
         """Keep the connection half-open until its answers are written, because a peer that has finished sending may
         still wait for them. With a parked request the peer counts as gone, as a killed consumer's is."""
         self._stopped_reading = True
+        self.info.peer_gone = True
         return bool(self._slots) and not any(slot.admission.order is Order.PARKED for slot in self._slots)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._stopped_reading = True
+        self.info.peer_gone = True
         self._write_paused = False
         self._holdings.forget(self)
         self._count_unsent()

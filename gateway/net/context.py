@@ -53,8 +53,8 @@ _connections = itertools.count(1)
 
 @dataclass(slots=True)
 class ConnectionInfo:
-    """One client connection, for as long as it is open. ApiVersions (client software) and dispatch
-    (`muted_until_s`) write to it."""
+    """One client connection, for as long as it is open. ApiVersions (client software), dispatch (`muted_until_s`) and
+    the connection itself write to it."""
 
     connection_id: str
     """Cannot be guessed and is never used again; group members are identified by it."""
@@ -74,6 +74,8 @@ class ConnectionInfo:
     """Loop time before which the connection takes no further request. Dispatch writes it, the connection obeys."""
     client_software_name: str = ""
     client_software_version: str = ""
+    peer_gone: bool = False
+    """True once the peer has closed the connection, at least in its direction. The connection writes it."""
     number: int = field(default_factory=lambda: next(_connections))
     """Rises with every connection that this node accepts: of two of one client, the higher is the newer."""
 

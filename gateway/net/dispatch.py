@@ -125,6 +125,10 @@ class Served(Generic[S_contra]):
     """Array elements of one request, at any depth. More are refused as POLICY_VIOLATION, as upstream refuses a
     request that would be more than 10,000 records of its metadata log. Counted only above `coding.AT_ONCE_ELEMENTS`."""
     roles: Role = Role.BROKER
+    only_if_awaited: bool = False
+    """True for a change that no lease, epoch or sequence number fences. It is not made once the client has closed the
+    connection, because the client may have repeated the request at another node. A node that was frozen finds such
+    requests when it continues."""
 
     @property
     def refusal(self) -> Refusal:
@@ -258,6 +262,11 @@ class Dispatch(Generic[S_contra]):
         if series is None:
             return await self._answer_unsupported(route, header)
         api_key = route.api_key
+        if route.line.only_if_awaited:
+            await asyncio.sleep(0)  # The end of the connection may lie behind the request.
+            if connection.peer_gone:
+                logger.info("a request was ignored because its client has gone", api=route.api_name)
+                return ()
         if len(frame) > MAX_STRUCTURED_BYTES and api_key is not ApiKey.PRODUCE:
             raise UnanswerableError("request_size", f"{route.api_name} of {len(frame)} bytes")
         REQUEST.set((connection.connection_id, route.api_name, header.correlation_id))

@@ -40,7 +40,7 @@ class Order(Enum):
 
     ALONE = "alone"
     """Sees the effects of earlier requests and of no later one: nothing starts behind it until it is done. The request
-    is finished even if the peer has gone, because the client wanted its effect.
+    is finished even if the peer has gone, because the client wanted its effect. Exceptions: `Served.only_if_awaited`.
     """
     PIPELINED = "pipelined"
     """Like ALONE, but several such requests may run at the same time: Heartbeat, whose effect no

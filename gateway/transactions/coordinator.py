@@ -226,8 +226,8 @@ class Transactions:
 
         if raise_epoch:
             return await self._carry_out(transactional_id, decide, outcome, raises_epoch=True)
-        # Below version 5 the next transaction has the same epoch, and a client repeats an EndTxn whose answer is late.
-        # The request that arrived first must not end the transaction that the client began after the second's answer.
+        # A client may repeat the request while this node still works on it. The client begins its next transaction
+        # after the second answer, so the first request must not come after it.
         async with self._one_at_a_time(transactional_id):
             return await self._carry_out(transactional_id, decide, outcome, same_epoch=True)
 
