@@ -175,7 +175,14 @@ SERVED: tuple[Served[HandlerServices], ...] = (
         roles=Role.EITHER,
         only_if_awaited=True,
     ),
-    Served(ApiKey.DELETE_RECORDS, 0, 2, delete_records.delete_records, refuse=delete_records.refuse_delete_records),
+    Served(
+        ApiKey.DELETE_RECORDS,
+        0,
+        2,
+        delete_records.delete_records,
+        refuse=delete_records.refuse_delete_records,
+        only_if_awaited=True,
+    ),
     Served(
         ApiKey.INIT_PRODUCER_ID,
         0,
@@ -323,6 +330,7 @@ SERVED: tuple[Served[HandlerServices], ...] = (
         refuse=replicas.refuse_alter_partition_reassignments,
         max_elements=MAX_ADMIN_ELEMENTS,
         roles=Role.EITHER,
+        only_if_awaited=True,
     ),
     Served(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, 0, replicas.list_partition_reassignments, roles=Role.EITHER),
     Served(ApiKey.OFFSET_DELETE, 0, 0, offset_delete.offset_delete),

@@ -73,7 +73,7 @@ final class FailureScenarios {
         Set<TopicPartition> all = Clients.allOf(topic, PARTITIONS);
         View view = run.journal(topic, PARTITIONS, false, true);
         Feed feed = run.feed(topic, PARTITIONS);
-        MemberOptions options = new MemberOptions("busy", group).topics(topic).commit("each").maxPollInterval(2500);
+        MemberOptions options = new MemberOptions("busy", group).topics(topic).commit("each").maxPollInterval(5000);
         Member busy = run.start(options);
         Member other = run.start(new MemberOptions("other", group).topics(topic).commit("each"));
         view.waitSettled(List.of("busy", "other"), all);
@@ -82,7 +82,7 @@ final class FailureScenarios {
         busy.stall();
         // Nothing that it owns counts once it has left; it learns so itself when it polls again.
         run.journal().killed("busy");
-        view.waitSettled(List.of("other"), all, 2.5 + GroupScenarios.SOON_SECONDS);
+        view.waitSettled(List.of("other"), all, 5 + GroupScenarios.SOON_SECONDS);
         busy.proceed();
         view.waitFor(() -> view.assignments("busy") > assignments, "the busy member has joined again");
         view.waitSettled(List.of("busy", "other"), all);

@@ -57,10 +57,12 @@ final class GroupScenarios {
             view.waitSettled(names(members), all);
             view.waitQuiet();
         }
-        for (Member member : members.subList(1, 4)) {
-            member.finish();
+        // A member of Java that closes during a rebalance reports its partitions as lost, and does not commit.
+        for (int left = members.size() - 1; left > 0; left--) {
+            members.get(left).finish();
+            view.waitSettled(names(members.subList(0, left)), all);
+            view.waitQuiet();
         }
-        view.waitSettled(List.of("c1"), all);
         view.waitMore(2 * PARTITIONS);
         feed.finish();
         view.waitCaughtUp();
