@@ -62,9 +62,18 @@ class LoopThread:
         return self.submit(coroutine).result(CALL_SECONDS)
 
     def close(self) -> None:
+        # A task that is still pending when its loop is closed prints an error in the middle of the next test.
+        self.run(self._end_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CALL_SECONDS)
         self._loop.close()
+
+    @staticmethod
+    async def _end_tasks() -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Databases:
