@@ -256,7 +256,7 @@ final class TransactionScenarios {
         }
     }
 
-    /** Look up producers and transactions as an operator does, abort a transaction left open, and fence its producer. */
+    /** Look up producers and transactions as an operator does. Abort an open transaction, and fence its producer. */
     private static void admin(Run run) throws Exception {
         String topic = run.topic(1);
         String id = run.fresh("x");
