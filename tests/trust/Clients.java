@@ -233,7 +233,7 @@ public final class Clients {
                 }
                 commit(positions.keySet());
             } finally {
-                // A static member keeps its partitions when it closes, so this client itself says that it reads no more.
+                // A static member keeps its partitions when it closes. So this client itself says that it has stopped.
                 closing = true;
                 owned.forEach(partition -> say("revoked", id, partition, now()));
                 consumer.close(org.apache.kafka.clients.consumer.CloseOptions.timeout(LEAVE));
