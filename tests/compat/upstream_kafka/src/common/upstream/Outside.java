@@ -100,12 +100,12 @@ public final class Outside implements AutoCloseable {
         return made.get(name).asText().replace("127.0.0.1", "localhost");
     }
 
-    /** Return the addresses of the last opened brokers. Tests run one after the other, so they are the current test's. */
+    /** Return the addresses of the last opened brokers: the current test's, because tests run one after the other. */
     static String latest() {
         return latest;
     }
 
-    /** Return the metrics addresses of the last opened brokers, or none if they have no listener with authentication. */
+    /** Return the metrics addresses of the last opened brokers, or none if no listener has authentication. */
     static List<String> metrics() {
         return metrics;
     }

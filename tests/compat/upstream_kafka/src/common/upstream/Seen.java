@@ -26,7 +26,7 @@ public final class Seen {
 
     private Seen() {}
 
-    /** `test` is Class.method. */
+    /** Return whether this test sees the mocks. `test` is Class.method. */
     public static boolean by(String test) {
         return TESTS.contains(test) || TESTS.contains(test.substring(0, test.indexOf('.')));
     }

@@ -61,7 +61,7 @@ final class SeenMetadata {
         }
     }
 
-    /** `given` begins with a topic's name and a partition's number. */
+    /** Return a partition, if it exists. `given` begins with the topic's name and the partition's number. */
     private Optional<TopicPartitionInfo> partition(Object[] given) throws Exception {
         int number = (Integer) given[1];
         return topic((String) given[0]).flatMap(
