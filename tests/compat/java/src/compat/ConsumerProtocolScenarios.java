@@ -3,7 +3,7 @@ package compat;
 import java.util.Map;
 
 /**
- * Scenarios of groups with the consumer protocol (KIP-848), in which the coordinator assigns partitions. They are the
+ * Scenarios of groups with the consumer protocol (KIP-848), in which the coordinator assigns partitions. They repeat
  * scenarios of classic groups. A client without {@code SubscriptionPattern} has only a preview of the protocol, so it
  * does not run them.
  */

@@ -65,7 +65,7 @@ record MemberOptions(
         return with(topics, pattern, assignors, id, commit, sessionMs, maxPollIntervalMs);
     }
 
-    /** Set the session timeout of a classic member. The coordinator decides the one of a consumer protocol member. */
+    /** Set the session timeout of a classic member. In the consumer protocol, the coordinator decides the timeout. */
     MemberOptions session(int milliseconds) {
         return with(topics, pattern, assignors, instanceId, commit, milliseconds, maxPollIntervalMs);
     }

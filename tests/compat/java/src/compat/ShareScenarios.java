@@ -33,7 +33,7 @@ final class ShareScenarios {
     private static final int DELIVERIES = 5;
     private static final int LOCK_MS = 2000;
     private static final double READ_SECONDS = 20;
-    /** How long a reader polls that must receive nothing. */
+    /** How long a scenario polls for records that must not arrive. */
     private static final double NOTHING_SECONDS = 1.5;
 
     private static final List<AcknowledgeType> TYPES =

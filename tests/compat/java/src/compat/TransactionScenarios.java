@@ -35,7 +35,7 @@ import org.apache.kafka.common.errors.TransactionalIdNotFoundException;
 
 /** Scenarios of transactions: what read_committed consumers receive, and exactly-once consume-transform-produce. */
 final class TransactionScenarios {
-    /** How long a reader polls that must receive nothing. */
+    /** How long a scenario polls for records that must not arrive. */
     private static final double NOTHING_SECONDS = 1.5;
 
     private static final double READ_SECONDS = 45;
@@ -304,7 +304,7 @@ final class TransactionScenarios {
         }
     }
 
-    /** Return a partition's state of a producer. */
+    /** Return the state that a partition keeps for a producer. */
     private static ProducerState state(Admin admin, TopicPartition partition, long producerId) {
         return Clients.get(admin.describeProducers(List.of(partition)).partitionResult(partition))
                 .activeProducers()
@@ -396,7 +396,7 @@ final class TransactionScenarios {
         return consumer;
     }
 
-    /** Create a group member that commits nothing. It polls one record at a time, and so no more than needed. */
+    /** Create a group member that commits nothing. One poll returns one record, so it receives no more than requested. */
     private static KafkaConsumer<byte[], byte[]> member(Run run, String group, String topic) {
         return member(run, group, topic, new Moves());
     }
@@ -408,7 +408,7 @@ final class TransactionScenarios {
         return consumer;
     }
 
-    /** Remembers revocations. The records of revoked partitions that were polled and not committed are redelivered. */
+    /** Tells whether partitions were revoked. Their records that were polled but not committed are delivered again. */
     private static final class Moves implements ConsumerRebalanceListener {
         private boolean seen;
 
@@ -435,8 +435,8 @@ final class TransactionScenarios {
     }
 
     /**
-     * Do the same for a member, but drop what it polled before its last revocation. A client whose only broker was down
-     * joins its group again.
+     * Poll a member in the same way, but drop the records that it received before its last revocation. A client whose
+     * only broker was down joins its group again.
      */
     private static List<ConsumerRecord<byte[], byte[]>> poll(
             KafkaConsumer<byte[], byte[]> consumer, int count, double seconds, Moves moves) {

@@ -229,7 +229,7 @@ public final class Main {
         scene.awaitOutput(each(2 * ROUNDS), "read_committed");
     }
 
-    /** The gateway is killed while the application counts. No record is counted twice, committed or not. */
+    /** Kill the gateway while the application counts. No record is counted twice, committed before the kill or not. */
     private static void exactlyOnceGatewayKill(Scene scene, Map<String, Object> settings) throws Exception {
         scene.start(counting(scene), settings);
         for (int times = 1; times <= 3; times++) {
