@@ -396,7 +396,7 @@ final class TransactionScenarios {
         return consumer;
     }
 
-    /** Create a group member that commits nothing. One poll returns one record, so it receives no more than requested. */
+    /** Create a group member that commits nothing. A poll returns one record, so it receives no more than requested. */
     private static KafkaConsumer<byte[], byte[]> member(Run run, String group, String topic) {
         return member(run, group, topic, new Moves());
     }
