@@ -10,7 +10,10 @@ import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
-/** Java's own producer with its default settings: BOOTSTRAP TOPIC WARM_UP_S SECONDS RECORDS_PER_S (`producers.py`). */
+/**
+ * The Java producer with its default settings. Its arguments are BOOTSTRAP TOPIC WARM_UP_S SECONDS RECORDS_PER_S, and
+ * {@code bench/producers.py} describes them and the output.
+ */
 public final class Produce {
     private static final int RECORD_BYTES = 1024;
     private static final int PAYLOADS = 1000;
@@ -21,7 +24,7 @@ public final class Produce {
     private final byte[][] payloads = new byte[PAYLOADS][RECORD_BYTES];
     private final AtomicLong acknowledged = new AtomicLong();
     private final AtomicReference<Exception> failure = new AtomicReference<>();
-    /** The one network thread of the producer adds to it; `main` reads it after `close`. */
+    /** The producer's only network thread adds to this list. `main` reads the list after `close`. */
     private final List<Double> latenciesMs = new ArrayList<>();
     private long sent;
 

@@ -81,7 +81,7 @@ public final class Clients {
         System.out.println(String.join("\t", texts));
     }
 
-    /** A client on a thread of its own. Its last event is {@code ended}, with the error that ended it or nothing. */
+    /** A client on a thread of its own. Its last event is {@code ended}, with the error that ended it, if any. */
     private abstract static class Client extends Thread {
         final String id;
         volatile boolean stopping;
@@ -147,7 +147,7 @@ public final class Clients {
         return new String(bytes, StandardCharsets.UTF_8);
     }
 
-    /** producer, id, client id, idempotent, linger.ms, compression.type. */
+    /** A producer. Its command: producer, id, client id, idempotent, linger.ms, compression.type. */
     private static final class Sender extends Client {
         private final KafkaProducer<byte[], byte[]> producer;
         /** Records wait here, because KafkaProducer.send blocks while no node answers. */
@@ -164,7 +164,7 @@ public final class Clients {
             producer = producer(settings);
         }
 
-        /** send, id, topic, partition, key or nothing, value. */
+        /** Queue a record. Its command: send, id, topic, partition, key or nothing, value. */
         void put(String[] words) throws InterruptedException {
             records.put(words);
         }
@@ -172,7 +172,7 @@ public final class Clients {
         private void send(String[] words) {
             byte[] key = words[4].isEmpty() ? null : words[4].getBytes(StandardCharsets.UTF_8);
             byte[] value = words[5].getBytes(StandardCharsets.UTF_8);
-            // KafkaProducer calls back in each case, also if the buffer is full or the producer has failed for good.
+            // KafkaProducer always calls back, even if the buffer is full or the producer has failed for good.
             producer.send(new ProducerRecord<>(words[2], Integer.valueOf(words[3]), key, value), (found, error) -> {
                 long offset = error == null && found.hasOffset() ? found.offset() : -1;
                 say("sent", id, words[5], error == null ? "ok" : "unknown", offset);
@@ -191,7 +191,10 @@ public final class Clients {
         }
     }
 
-    /** member, id, client id, group, topic, protocol, isolation.level, group.instance.id or nothing, release in ms. */
+    /**
+     * A member of a group. Its command: member, id, client id, group, topic, protocol, isolation.level,
+     * group.instance.id or nothing, and the milliseconds for which a revocation waits before it commits.
+     */
     private static final class Member extends Client implements ConsumerRebalanceListener {
         private final String topic;
         private final long releaseMs;
@@ -230,7 +233,7 @@ public final class Clients {
                 }
                 commit(positions.keySet());
             } finally {
-                // A static member keeps its partitions when it closes, so this client says itself that it reads no more.
+                // A static member keeps its partitions when it closes. So this client itself says that it has stopped.
                 closing = true;
                 owned.forEach(partition -> say("revoked", id, partition, now()));
                 consumer.close(org.apache.kafka.clients.consumer.CloseOptions.timeout(LEAVE));
@@ -300,10 +303,10 @@ public final class Clients {
     }
 
     /**
-     * sharer, id, client id, group, topic, seed: a member of a share group (KIP-932).
+     * A member of a share group (KIP-932). Its command: sharer, id, client id, group, topic, seed.
      *
-     * <p>It accepts most records. Some values it always rejects, and some it always releases, until they have been
-     * delivered as often as the group allows.
+     * <p>The member accepts most records. It always rejects some values, and always releases others until they have
+     * been delivered as often as the group allows. It also releases records at random.
      */
     private static final class Sharer extends Client {
         private final String topic;
@@ -348,7 +351,7 @@ public final class Clients {
             Map<Integer, String> outcomes = new HashMap<>();
             try {
                 consumer.commitSync(CALL).forEach((part, error) -> {
-                    // A partition whose acknowledgement went out with the poll before may be named as well.
+                    // The result may also name a partition whose acknowledgement was sent with the previous poll.
                     outcomes.merge(part.partition(), error.isEmpty() ? "ok" : "unknown", (one, other) -> "unknown");
                 });
             } catch (KafkaException unanswered) {
@@ -372,10 +375,11 @@ public final class Clients {
     }
 
     /**
-     * transfer, id, group, source, target, transactional.id, partitions of the target, seed, share of aborts.
+     * A client that copies records in transactions. Its command: transfer, id, group, source, target, transactional.id,
+     * partitions of the target, seed, share of aborts.
      *
-     * <p>An error ends the client, because its position has then moved past records that are not committed. The caller
-     * starts the next one.
+     * <p>An error or an abort ends the client, because its position has then moved past records that are not committed.
+     * The caller starts the next client.
      */
     private static final class Transfer extends Client {
         private final String source;
@@ -442,7 +446,7 @@ public final class Clients {
                     say("transferred", id, records.count());
                     return true;
                 } catch (TimeoutException again) {
-                    // Java allows only the same call again. A transaction that timed out ends it with another error.
+                    // Java allows only the same call again. After a transaction timeout that call throws another error.
                     continue;
                 }
             }

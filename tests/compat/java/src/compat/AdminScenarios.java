@@ -44,7 +44,7 @@ import org.apache.kafka.common.errors.UnknownMemberIdException;
 import org.apache.kafka.common.errors.UnknownTopicIdException;
 import org.apache.kafka.common.errors.UnknownTopicOrPartitionException;
 
-/** What the admin client offers: topics, configs, offsets, the cluster, groups. */
+/** Scenarios of the admin client: topics, configs, offsets, the cluster, groups. */
 final class AdminScenarios {
     private AdminScenarios() {}
 
@@ -306,7 +306,7 @@ final class AdminScenarios {
         return Clients.get(admin.describeConsumerGroups(List.of(group)).all()).get(group);
     }
 
-    /** A static member that has gone away, removed by its name; and then everyone. */
+    /** Remove a closed static member by its group.instance.id, and then remove all members. */
     private static void removeMembers(Run run) throws Exception {
         Admin admin = run.clients.admin();
         String topic = run.topic(2);

@@ -1,6 +1,6 @@
 package compat;
 
-/** What a scenario does. It passes by returning, fails by throwing, and is skipped by throwing {@link Unsupported}. */
+/** A scenario's code. It passes if it returns, fails if it throws, and is skipped if it throws {@link Unsupported}. */
 interface Body {
     void act(Run run) throws Exception;
 }

@@ -3,7 +3,7 @@ package compat;
 import java.util.Objects;
 import java.util.concurrent.Callable;
 
-/** Assertions that hold without a flag of the JVM. */
+/** Assertions that need no JVM flag, unlike {@code assert}. */
 final class Check {
     private static final long POLL_MS = 50;
 
@@ -21,7 +21,7 @@ final class Check {
         }
     }
 
-    /** The call must fail, with a cause of this kind. */
+    /** Require that the call fails with a cause of this kind. */
     static void fails(Class<? extends Throwable> kind, Callable<?> call, String what) {
         try {
             call.call();
@@ -35,7 +35,7 @@ final class Check {
         throw new AssertionError(what + " did not fail; due was " + kind.getSimpleName());
     }
 
-    /** Asks again and again, until true. */
+    /** Evaluate the condition again and again until it is true. Fail if that takes longer than `seconds`. */
     static void eventually(Callable<Boolean> condition, String what, double seconds) throws Exception {
         long deadline = System.nanoTime() + (long) (seconds * 1e9);
         while (!condition.call()) {

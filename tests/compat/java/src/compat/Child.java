@@ -38,13 +38,13 @@ final class Child {
                 .start();
     }
 
-    /** kill −9. */
+    /** Kill the process with SIGKILL. */
     void kill() throws InterruptedException {
         process.destroyForcibly().waitFor();
         journal.killed(name);
     }
 
-    /** SIGSTOP: its connections stay open and nobody answers on them. */
+    /** Stop the process with SIGSTOP. Its connections stay open, but the process does not answer on them. */
     void freeze() throws IOException, InterruptedException {
         signal("STOP");
         while (!state().startsWith("T")) {
@@ -57,7 +57,7 @@ final class Child {
         signal("CONT");
     }
 
-    /** SIGTERM, and waits until it has closed in order. */
+    /** Send SIGTERM, and wait until the member has closed cleanly. */
     void finish() throws InterruptedException {
         process.destroy();
         if (!process.waitFor(STOP_SECONDS, TimeUnit.SECONDS) || process.exitValue() != 0) {

@@ -24,9 +24,9 @@ import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
-/** Producers, consumers and the admin client, configured alike; and the few admin calls that many scenarios need. */
+/** Producers, consumers and the admin client with common settings, and the admin calls that many scenarios need. */
 final class Clients implements AutoCloseable {
-    /** Of every client of this program: it is for display only. */
+    /** Client id of every client of this program. It may be shared, because a client id is for display only. */
     static final String CLIENT_ID = "same-for-all";
 
     static final int SESSION_TIMEOUT_MS = 6000;
@@ -64,7 +64,7 @@ final class Clients implements AutoCloseable {
         return new KafkaProducer<>(configs, new ByteArraySerializer(), new ByteArraySerializer());
     }
 
-    /** Offsets are committed only where `more` or the caller says so. */
+    /** Create a consumer that commits no offsets, unless `more` enables auto-commit or the caller commits. */
     KafkaConsumer<byte[], byte[]> consumer(Map<String, Object> more) {
         return new KafkaConsumer<>(consumerConfigs(more), new ByteArrayDeserializer(), new ByteArrayDeserializer());
     }
@@ -74,7 +74,7 @@ final class Clients implements AutoCloseable {
         configs.put("group.protocol", "classic");
         configs.put("auto.offset.reset", "earliest");
         configs.put("enable.auto.commit", false);
-        // A deleted topic stays deleted, whoever still asks for it.
+        // Otherwise a client that still asks for a deleted topic creates it again.
         configs.put("allow.auto.create.topics", false);
         configs.put("session.timeout.ms", SESSION_TIMEOUT_MS);
         configs.put("heartbeat.interval.ms", 500);
@@ -82,7 +82,7 @@ final class Clients implements AutoCloseable {
         return configs;
     }
 
-    /** Session and heartbeat are the broker's to say. */
+    /** Create a consumer of the consumer protocol, whose session timeout and heartbeat interval the broker decides. */
     KafkaConsumer<byte[], byte[]> serverSideConsumer(Map<String, Object> more) {
         Map<String, Object> configs = consumerConfigs(more);
         configs.put("group.protocol", "consumer");
@@ -91,7 +91,10 @@ final class Clients implements AutoCloseable {
         return new KafkaConsumer<>(configs, new ByteArrayDeserializer(), new ByteArrayDeserializer());
     }
 
-    /** Session and heartbeat are the broker's to say, and where it begins the group's. `mode` is implicit or explicit. */
+    /**
+     * Create a share consumer. The broker decides its session timeout and heartbeat interval, and the group's config
+     * decides where it begins to read. `mode` is implicit or explicit.
+     */
     KafkaShareConsumer<byte[], byte[]> shareConsumer(String group, String mode) {
         Map<String, Object> configs = common();
         configs.put("group.id", group);
@@ -111,7 +114,7 @@ final class Clients implements AutoCloseable {
         get(admin().createPartitions(Map.of(topic, NewPartitions.increaseTo(total))).all());
     }
 
-    /** Commits without being a member. */
+    /** Commit offsets through the admin client, without being a member. */
     void commit(String group, String topic, int partitions, long offset) {
         Map<TopicPartition, OffsetAndMetadata> offsets = new HashMap<>();
         for (int partition = 0; partition < partitions; partition++) {
@@ -120,7 +123,7 @@ final class Clients implements AutoCloseable {
         get(admin().alterConsumerGroupOffsets(group, offsets).all());
     }
 
-    /** Null if there is none. */
+    /** Return the committed offset, or null if there is none. */
     Long committed(String group, TopicPartition partition) {
         OffsetAndMetadata found =
                 get(admin().listConsumerGroupOffsets(group).partitionsToOffsetAndMetadata()).get(partition);
@@ -140,7 +143,7 @@ final class Clients implements AutoCloseable {
                 .collect(Collectors.toSet());
     }
 
-    /** The result of a call, or what it failed with as the cause of an AssertionError. */
+    /** Return the result of a call. If the call fails, throw an AssertionError with its error as the cause. */
     static <T> T get(Future<T> future) {
         try {
             return future.get(CALL_SECONDS, TimeUnit.SECONDS);

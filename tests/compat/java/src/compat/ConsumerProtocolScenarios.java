@@ -3,8 +3,9 @@ package compat;
 import java.util.Map;
 
 /**
- * Groups of the consumer protocol (KIP-848), where the coordinator assigns: what happens to the members of a classic
- * group happens to theirs. A client that has no {@code SubscriptionPattern} has only a preview of it, and is not asked.
+ * Scenarios of groups with the consumer protocol (KIP-848), in which the coordinator assigns partitions. They repeat
+ * scenarios of classic groups. A client without {@code SubscriptionPattern} has only a preview of the protocol, so it
+ * does not run them.
  */
 final class ConsumerProtocolScenarios {
     private static final String PROTOCOL = MemberOptions.SERVER_SIDE;

@@ -8,7 +8,7 @@ import java.util.Map;
 import java.util.Set;
 import org.apache.kafka.common.TopicPartition;
 
-/** Groups that rebalance in increments, and the way there from an eager one. */
+/** Scenarios of groups that rebalance incrementally, and of the rolling upgrade from an eager to such a group. */
 final class CooperativeScenarios {
     private static final int PARTITIONS = 6;
 
@@ -32,14 +32,17 @@ final class CooperativeScenarios {
             view.waitSettled(names, Clients.allOf(topic, PARTITIONS));
             view.waitQuiet();
         }
-        // 6 → 3+3 takes three partitions away, 3+3 → 2+2+2 two; nothing else is revoked.
+        // 6 → 3+3 revokes three partitions, and 3+3 → 2+2+2 revokes two. Nothing else is revoked.
         Check.equal(view.revocations, 5, "revocations");
         feed.finish();
         view.waitCaughtUp();
         GroupScenarios.finish(members);
     }
 
-    /** Two bounces under load, one member at a time: range, then both, then cooperative-sticky alone. */
+    /**
+     * Restart all members twice, one at a time, while records flow. Their assignors are first range, then both, and
+     * then cooperative-sticky alone.
+     */
     private static void rollingUpgrade(Run run) throws Exception {
         String topic = run.topic(PARTITIONS);
         String group = run.fresh("g");
@@ -72,7 +75,7 @@ final class CooperativeScenarios {
             }
         }
         view.waitQuiet();
-        // One more member: in a cooperative group only what moves to it is revoked.
+        // If one more member joins a cooperative group, only the partitions that move to it are revoked.
         Map<String, Set<TopicPartition>> before = new HashMap<>();
         view.owned.forEach((name, owned) -> before.put(name, new HashSet<>(owned)));
         int revocations = view.revocations;

@@ -20,7 +20,7 @@ import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.header.internals.RecordHeader;
 
-/** What is produced comes back, from wherever one starts to read. */
+/** Scenarios in which a consumer reads produced records unchanged, from any offset or timestamp. */
 final class DataScenarios {
     private static final int BIG_BYTES = 900_000;
     private static final Duration READ_LIMIT = Duration.ofSeconds(10);
@@ -76,7 +76,7 @@ final class DataScenarios {
         }
     }
 
-    /** Small batches, five of them in flight at once; then a second producer. All are stored once, in order. */
+    /** Send small batches, five of them in flight, and then use a second producer. All are stored once, in order. */
     private static void idempotent(Run run) {
         String topic = run.topic(2);
         Map<String, Object> configs = Map.of(
@@ -175,14 +175,14 @@ final class DataScenarios {
         }
     }
 
-    /** A consumer of one partition without a group, from the beginning. */
+    /** Create a consumer without a group that reads one partition from the beginning. */
     private static KafkaConsumer<byte[], byte[]> reader(Run run, String topic, int partition) {
         KafkaConsumer<byte[], byte[]> consumer = run.clients.consumer(Map.of());
         consumer.assign(List.of(new TopicPartition(topic, partition)));
         return consumer;
     }
 
-    /** At least `count` records, fewer if they do not come in time. */
+    /** Return the next `count` records, or fewer if they do not arrive in time. */
     private static List<ConsumerRecord<byte[], byte[]>> read(KafkaConsumer<byte[], byte[]> consumer, int count) {
         List<ConsumerRecord<byte[], byte[]>> records = new ArrayList<>();
         long deadline = System.nanoTime() + READ_LIMIT.toNanos();

@@ -17,7 +17,10 @@ import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.TopicPartition;
 
-/** A member that an administrator removes while its application works: its commit is refused, and it comes back. */
+/**
+ * Scenarios in which an administrator removes a member while its application works. The member's commit is refused, and
+ * the member joins again.
+ */
 final class EvictionScenarios {
     private static final int PARTITIONS = 2;
     private static final int RECORDS = 20;
@@ -67,7 +70,7 @@ final class EvictionScenarios {
         }
     }
 
-    /** All records, and the offsets behind them. */
+    /** Read all records, and return for each partition the offset after its last record. */
     private static Map<TopicPartition, OffsetAndMetadata> readAll(KafkaConsumer<byte[], byte[]> consumer)
             throws Exception {
         Map<TopicPartition, OffsetAndMetadata> read = new HashMap<>();
@@ -85,7 +88,7 @@ final class EvictionScenarios {
         return read;
     }
 
-    /** What the application is told. */
+    /** The partitions that the client has reported to the application as lost or revoked. */
     private static final class Heard implements ConsumerRebalanceListener {
         final Set<TopicPartition> lost = new HashSet<>();
         final Set<TopicPartition> revoked = new HashSet<>();

@@ -5,7 +5,7 @@ import java.util.Map;
 import java.util.Set;
 import org.apache.kafka.common.TopicPartition;
 
-/** Members that die, members that are stopped, and a gateway that goes away. */
+/** Scenarios in which members die, stop or poll too late, and scenarios in which the gateway restarts or is killed. */
 final class FailureScenarios {
     private static final int PARTITIONS = GroupScenarios.PARTITIONS;
     private static final double EXPIRY_SECONDS = Clients.SESSION_TIMEOUT_MS / 1000.0 + 15;
@@ -20,7 +20,10 @@ final class FailureScenarios {
         scenarios.put("groups.gateway-kill", run -> gatewayAway(run, "kill"));
     }
 
-    /** The partitions of the killed one come after its session, from the last commit: at most one record again. */
+    /**
+     * The survivor receives the killed member's partitions after the session timeout, and continues at the last commit.
+     * At most one record is delivered twice.
+     */
     static void crash(Run run, String... assignors) throws Exception {
         String topic = run.topic(PARTITIONS);
         String group = run.fresh("g");
@@ -44,7 +47,7 @@ final class FailureScenarios {
         view.waitFor(() -> view.deliveredBy("c2") > delivered + 10, "the victim reads");
     }
 
-    /** The stopped process keeps its connections. When it goes on it finds itself expelled, and joins again. */
+    /** The stopped process keeps its connections. When it continues, the group has removed it, and it joins again. */
     static void crashHalfOpen(Run run, String... assignors) throws Exception {
         String topic = run.topic(PARTITIONS);
         String group = run.fresh("g");
@@ -66,7 +69,10 @@ final class FailureScenarios {
         survivor.finish();
     }
 
-    /** A member that is busy for too long leaves, though it heartbeats; when it polls again it has lost all. */
+    /**
+     * A member that does not poll for max.poll.interval.ms leaves the group, although it sends heartbeats. When it
+     * polls again, it has lost all its partitions.
+     */
     private static void maxPollExceeded(Run run) throws Exception {
         String topic = run.topic(PARTITIONS);
         String group = run.fresh("g");
@@ -80,7 +86,8 @@ final class FailureScenarios {
         view.waitMore(2 * PARTITIONS);
         int assignments = view.assignments("busy");
         busy.stall();
-        // Nothing that it owns counts once it has left; it learns so itself when it polls again.
+        // The member owns nothing once it has left, but its client reports that only when the member polls again. So
+        // the log says here already that its ownership has ended.
         run.journal().killed("busy");
         view.waitSettled(List.of("other"), all, 5 + GroupScenarios.SOON_SECONDS);
         busy.proceed();

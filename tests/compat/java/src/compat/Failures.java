@@ -3,7 +3,7 @@ package compat;
 import java.util.List;
 import java.util.concurrent.CopyOnWriteArrayList;
 
-/** What ended members and feeds that should have gone on. */
+/** Errors that ended members and feeds before they were told to stop. */
 final class Failures {
     private final List<String> messages = new CopyOnWriteArrayList<>();
 

@@ -10,7 +10,10 @@ import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
 import org.apache.kafka.common.KafkaException;
 
-/** Produces a record to each partition again and again, and notes each acknowledgement. `outage`: errors are no fault. */
+/**
+ * Produces a record to each partition again and again, and records each acknowledgement. With `outage`, failed records
+ * are ignored.
+ */
 final class Feed extends Thread {
     private static final long INTERVAL_MS = 20;
     private static final long STOP_MS = 60_000;
@@ -48,7 +51,7 @@ final class Feed extends Thread {
         }
     }
 
-    /** One record to each partition, acknowledged. */
+    /** Send one record to each partition, and wait for the acknowledgements. */
     static void round(
             KafkaProducer<byte[], byte[]> producer, String topic, int partitions, Journal journal, boolean outage)
             throws ExecutionException, InterruptedException {
@@ -77,7 +80,7 @@ final class Feed extends Thread {
         stopRequested = true;
     }
 
-    /** Ends after the round in hand. */
+    /** End after the current round. */
     void finish() throws InterruptedException {
         requestStop();
         join(STOP_MS);

@@ -7,17 +7,17 @@ import java.util.Map;
 import java.util.Set;
 import org.apache.kafka.common.TopicPartition;
 
-/** Groups whose members come, go and change. What the log means is judged by the checker; here it is acted out. */
+/** Scenarios of groups whose members join, leave and change. The checker judges the delivery logs that they write. */
 final class GroupScenarios {
     static final int PARTITIONS = 4;
 
-    /** Less than a session: a hand-over within it came from a LeaveGroup. */
+    /** Shorter than the session timeout, so that only a LeaveGroup can cause a hand-over within this time. */
     static final double SOON_SECONDS = 4;
 
-    /** Session of members that leave: long, so that on a slow machine leaving does not look like an expired session. */
+    /** Session timeout of leaving members. It is long, so that even on a slow machine no session expires first. */
     private static final int LONG_SESSION_MS = 45_000;
 
-    /** The same as SOON_SECONDS for the long session. */
+    /** The counterpart of SOON_SECONDS for LONG_SESSION_MS. */
     private static final double WELL_BEFORE_SECONDS = 30;
 
     private GroupScenarios() {}
@@ -57,7 +57,8 @@ final class GroupScenarios {
             view.waitSettled(names(members), all);
             view.waitQuiet();
         }
-        // A member of Java that closes during a rebalance reports its partitions as lost, and does not commit.
+        // Close one member after the other. A Java consumer that closes during a rebalance reports its partitions as
+        // lost, and does not commit.
         for (int left = members.size() - 1; left > 0; left--) {
             members.get(left).finish();
             view.waitSettled(names(members.subList(0, left)), all);
@@ -80,7 +81,7 @@ final class GroupScenarios {
         }
     }
 
-    /** Ten fresh groups one after the other, each from where the last one ended; all in one log. */
+    /** Run ten new groups one after the other. Each begins where the last one ended, and all write to one log. */
     private static void tenRuns(Run run, boolean cooperative, String assignor) throws Exception {
         String topic = run.topic(PARTITIONS);
         View view = run.journal(topic, PARTITIONS, cooperative, false);
@@ -122,7 +123,7 @@ final class GroupScenarios {
         finish(members);
     }
 
-    /** The one that stays has everything well before the session of the one that left could expire. */
+    /** The remaining member owns all partitions well before the session of the closed member could expire. */
     static void leave(Run run, double withinSeconds, String... assignors) throws Exception {
         String topic = run.topic(PARTITIONS);
         String group = run.fresh("g");
@@ -158,7 +159,7 @@ final class GroupScenarios {
         }
     }
 
-    /** Nothing commits but the callback, so every hand-over that reads nothing twice proves one commit. */
+    /** Only the revoke callback commits. So each hand-over after which no record is read twice proves one commit. */
     static void commitInRevoke(Run run, String... assignors) throws Exception {
         View view = null;
         for (String assignor : assignors) {
@@ -184,7 +185,10 @@ final class GroupScenarios {
         }
     }
 
-    /** A restart within the session moves nothing: the other member sees no round. A second of the name fences. */
+    /**
+     * If a static member restarts within its session timeout, no partition moves, and the other member gets no new
+     * assignment. A second member with the same group.instance.id fences the first.
+     */
     private static void staticMembers(Run run) throws Exception {
         String topic = run.topic(PARTITIONS);
         Set<TopicPartition> all = Clients.allOf(topic, PARTITIONS);
@@ -206,7 +210,8 @@ final class GroupScenarios {
         Check.equal(view.assignments("other"), rounds, "assignments of the other member after the restart");
 
         mover.expectFencing();
-        // Its ownership ends when the coordinator takes the usurper in; it learns so with its next request.
+        // The member's ownership ends when the usurper joins, but the member learns that only from its next request.
+        // So the log says here already that its ownership has ended.
         run.journal().killed("mover-again");
         Member usurper = run.start(named(options, "usurper").instance("i-2", 20_000));
         mover.waitFenced();
@@ -242,8 +247,8 @@ final class GroupScenarios {
     }
 
     /**
-     * Without the client's own commit: before it joins again it would retry that, for the deleted topic too, until
-     * max.poll.interval.ms has passed.
+     * The members do not auto-commit. Before a client joins again, it would retry the auto-commit, also of the deleted
+     * topic's offsets, until max.poll.interval.ms has passed.
      */
     static void topicDeleted(Run run, String... assignors) throws Exception {
         String stays = run.topic(2, "stays");
@@ -304,7 +309,7 @@ final class GroupScenarios {
         run.produce(after, 2, 5);
         view.waitCaughtUp();
         changing.changeTopics(before, after);
-        // Two each is even already, so a coordinator that assigns has no reason to move anything.
+        // Two partitions each are balanced already. So a coordinator that assigns partitions has no reason to move any.
         boolean atServer = List.of(assignors).equals(List.of(MemberOptions.SERVER_SIDE));
         view.waitFor(
                 () -> view.owned.get("steady").size() + view.owned.get("changing").size() == 4
@@ -317,7 +322,7 @@ final class GroupScenarios {
         finish(List.of(changing, steady));
     }
 
-    /** All members of this program share one client id; here four start at the same moment. */
+    /** All members of this program share one client id. Here four of them start at the same moment. */
     private static void sameClientId(Run run) throws Exception {
         String topic = run.topic(PARTITIONS);
         String group = run.fresh("g");

@@ -7,8 +7,9 @@ import java.util.Set;
 import org.apache.kafka.common.TopicPartition;
 
 /**
- * How long a third consumer takes to join two: milliseconds from its start until each partition has its one owner again,
- * one line for each of so many groups. Auto-commit and prefetch are the client's own.
+ * Measures how long a third consumer takes to join a group of two. For each group it prints one line: the milliseconds
+ * from the consumer's start until each partition has exactly one owner again. The consumers commit by auto-commit, and
+ * the client prefetches records.
  */
 final class Joins {
     private static final int PARTITIONS = 6;

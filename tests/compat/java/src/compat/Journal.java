@@ -15,8 +15,8 @@ import java.util.Locale;
 import org.apache.kafka.common.TopicPartition;
 
 /**
- * A delivery log that threads and processes append to: each event is one write to a file opened for appending, so that
- * a member that is killed has said exactly what it had done.
+ * A delivery log that threads and processes append to. Each event is one write to a file opened for appending, so the
+ * log of a killed member contains exactly what it had done.
  */
 final class Journal implements AutoCloseable {
     final Path path;
@@ -56,7 +56,7 @@ final class Journal implements AutoCloseable {
                 offset)));
     }
 
-    /** `event` is assigned, revoked or lost; one line for each partition. */
+    /** Append one line for each partition. `event` is assigned, revoked or lost. */
     void ownership(String event, String member, Collection<TopicPartition> partitions) {
         write(partitions.stream()
                 .sorted(Comparator.comparing(TopicPartition::topic).thenComparing(TopicPartition::partition))

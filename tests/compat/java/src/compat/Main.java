@@ -18,10 +18,11 @@ import java.util.concurrent.TimeoutException;
 import sun.misc.Signal;
 
 /**
- * The program of both Java suites: scenarios as JSON lines on stdout, one member of a group until SIGTERM, or how long
- * joins take ({@link Joins}).
+ * The program of both Java suites. It runs scenarios and prints their results as JSON lines on stdout, or runs one
+ * member of a group until SIGTERM, or measures joins ({@link Joins}).
  *
- * <p>It is compiled once against each line of kafka-clients, from the same sources. It judges no delivery log.
+ * <p>The same sources are compiled once against each line of kafka-clients. The program does not judge delivery logs:
+ * {@code tests/compat/checker.py} does.
  */
 public final class Main {
     private static final long SCENARIO_SECONDS = 100;
@@ -48,7 +49,7 @@ public final class Main {
                 status = scenarios(clients);
             }
         }
-        // Threads of a scenario that hung must not hold the program.
+        // Halt, because threads of a scenario that hung would keep the program alive.
         System.out.flush();
         Runtime.getRuntime().halt(status);
     }
@@ -76,7 +77,7 @@ public final class Main {
         return 0;
     }
 
-    /** Runs one scenario on a thread of its own, within its deadline. */
+    /** Run one scenario on a thread of its own, with a deadline. */
     private static String answer(String name, Body body, Clients clients) {
         long started = System.nanoTime();
         String outcome = "passed";
@@ -120,7 +121,7 @@ public final class Main {
                 Journal.escaped(detail.substring(0, Math.min(detail.length(), MAX_DETAIL))));
     }
 
-    /** One consumer until SIGTERM; then it closes in order. */
+    /** Run one consumer until SIGTERM. Then the consumer closes cleanly. */
     private static int member(Clients clients) throws Exception {
         String commit = environment("COMPAT_COMMIT", "auto");
         String assignors = environment("COMPAT_ASSIGNOR", "");

@@ -23,8 +23,9 @@ import org.apache.kafka.common.errors.FencedInstanceIdException;
 import org.apache.kafka.common.errors.RebalanceInProgressException;
 
 /**
- * A consumer on a thread of its own: polls until told to stop, then closes in order, LeaveGroup included. What ends it
- * before goes to the failures, unless it is fenced and {@link #expectFencing} was called.
+ * A consumer on a thread of its own. It polls until {@link #requestStop}, and then closes cleanly: a dynamic member
+ * sends LeaveGroup. An error that ends it earlier is added to the failures, unless the member is fenced and {@link
+ * #expectFencing} was called.
  */
 final class Member extends Thread implements ConsumerRebalanceListener {
     static final Map<String, String> ASSIGNORS = Map.of(
@@ -46,7 +47,7 @@ final class Member extends Thread implements ConsumerRebalanceListener {
     private volatile boolean fencingExpected;
     private volatile CountDownLatch stall;
     private KafkaConsumer<byte[], byte[]> consumer;
-    /** What has been processed and is to be committed, whoever owns it by then; and when. */
+    /** Offsets to commit after processing, at `lateAtNs`, even if another member owns the partitions by then. */
     private final Map<TopicPartition, OffsetAndMetadata> late = new HashMap<>();
     private Long lateAtNs;
 
@@ -118,7 +119,10 @@ final class Member extends Thread implements ConsumerRebalanceListener {
         }
     }
 
-    /** A pattern that the coordinator matches. Clients before 4.0 have no class for it, and this is compiled for both. */
+    /**
+     * Subscribe to a pattern that the coordinator matches. This needs reflection, because the code is also compiled
+     * against clients before 4.0, which lack the pattern's class.
+     */
     private void subscribeAtServer(String pattern) {
         try {
             Class<?> type = Class.forName("org.apache.kafka.clients.consumer.SubscriptionPattern");
@@ -147,7 +151,10 @@ final class Member extends Thread implements ConsumerRebalanceListener {
         }
     }
 
-    /** As one with a pool of workers does it. Refused while the group is between two generations: then a while later. */
+    /**
+     * Commit as an application with a pool of workers does, some time after the revocation. A commit is refused while
+     * the group is between two generations. The next attempt follows after LATE_NS.
+     */
     private void commitLate() {
         try {
             consumer.commitSync(late, Duration.ofSeconds(10));
@@ -188,12 +195,12 @@ final class Member extends Thread implements ConsumerRebalanceListener {
         journal.ownership("lost", options.name(), partitions);
     }
 
-    /** Subscribes to other topics before the next poll. */
+    /** Subscribe to other topics before the next poll. */
     void changeTopics(String... topics) {
         newTopics.set(List.of(topics));
     }
 
-    /** Does not poll any more, as an application that is busy with a record; heartbeats go on. */
+    /** Stop polling, like an application that is busy with a record. The heartbeats continue. */
     void stall() {
         stall = new CountDownLatch(1);
     }
@@ -211,7 +218,7 @@ final class Member extends Thread implements ConsumerRebalanceListener {
         proceed();
     }
 
-    /** Closes in order; AssertionError if that takes too long. */
+    /** Close cleanly. Throw an AssertionError if that takes too long. */
     void finish() throws InterruptedException {
         requestStop();
         join(STOP_MS);
@@ -220,7 +227,7 @@ final class Member extends Thread implements ConsumerRebalanceListener {
         }
     }
 
-    /** Another member is about to take its static name. */
+    /** Expect that another member takes over this member's group.instance.id. */
     void expectFencing() {
         fencingExpected = true;
     }

@@ -4,9 +4,12 @@ import java.util.List;
 import java.util.regex.Pattern;
 
 /**
- * How a member consumes. `pattern` replaces `topics`; without `assignors` the client's own list is used, and with {@link
- * #SERVER_SIDE} alone the consumer protocol (KIP-848). `commit`: auto is the client's own commit, revoke only the revoke
- * callback, each after every record, late all that was processed, some time after partitions were taken away.
+ * Options of a member. `pattern` replaces `topics`. Without `assignors` the client uses its default list. {@link
+ * #SERVER_SIDE} or {@link #UNIFORM} as the only assignor selects the consumer protocol (KIP-848).
+ *
+ * <p>With `commit` "auto", the client auto-commits. With "revoke", offsets are committed only in the revoke callback,
+ * and with "each" after every record. With "late", the offsets of all processed records are committed some time after
+ * partitions were revoked.
  */
 record MemberOptions(
         String name,
@@ -25,7 +28,10 @@ record MemberOptions(
         this(name, group, List.of(), null, List.of(), null, "auto", Clients.SESSION_TIMEOUT_MS, 60_000);
     }
 
-    /** The coordinator's assignor, asked for by name: only the consumer protocol (KIP-848) can. */
+    /**
+     * The name by which the suites of several languages select the coordinator's uniform assignor. A Java member then
+     * uses the consumer protocol (KIP-848), and leaves the choice of the assignor to the coordinator.
+     */
     static final String UNIFORM = "uniform";
 
     boolean isServerSide() {
@@ -33,8 +39,9 @@ record MemberOptions(
     }
 
     /**
-     * The client's own commit before partitions go one by one misses what is processed between it and the revocation, so
-     * a member of such a group that wants each record once commits in the callback too.
+     * Return whether the revoke callback commits. In an incremental rebalance the client auto-commits some time before
+     * the revocation, and misses the records that are processed in between. So a member that must not receive a record
+     * twice also commits in the callback.
      */
     boolean commitsWhenRevoked() {
         boolean incremental = assignors.equals(List.of("cooperative-sticky")) || isServerSide();
@@ -58,7 +65,7 @@ record MemberOptions(
         return with(topics, pattern, assignors, id, commit, sessionMs, maxPollIntervalMs);
     }
 
-    /** The coordinator decides the session of a member of the consumer protocol. */
+    /** Set the session timeout of a classic member. In the consumer protocol, the coordinator decides the timeout. */
     MemberOptions session(int milliseconds) {
         return with(topics, pattern, assignors, instanceId, commit, milliseconds, maxPollIntervalMs);
     }

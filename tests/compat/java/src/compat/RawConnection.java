@@ -14,7 +14,7 @@ import org.apache.kafka.common.protocol.ByteBufferAccessor;
 import org.apache.kafka.common.protocol.ObjectSerializationCache;
 import org.apache.kafka.common.protocol.Readable;
 
-/** A socket with the library's own messages, at versions that the caller chooses; one request at a time. */
+/** A connection that sends the library's own messages, one at a time, at versions that the caller chooses. */
 final class RawConnection implements AutoCloseable {
     private static final int TIMEOUT_MS = 20_000;
 
@@ -32,7 +32,7 @@ final class RawConnection implements AutoCloseable {
         in = new DataInputStream(socket.getInputStream());
     }
 
-    /** `read` is the constructor of the answer. AssertionError if bytes are left over. */
+    /** Send a request, and return its response as `read` parses it. Throw an AssertionError if bytes are left over. */
     <T> T call(ApiKeys api, int version, ApiMessage request, BiFunction<Readable, Short, T> read) throws IOException {
         RequestHeaderData header = new RequestHeaderData()
                 .setRequestApiKey(api.id)

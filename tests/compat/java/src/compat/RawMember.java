@@ -27,12 +27,16 @@ import org.apache.kafka.common.utils.Time;
 import org.apache.kafka.common.utils.Timer;
 
 /**
- * A member of a group of any protocol type: the class that Connect's worker and the Schema Registry build on, with
- * bytes of our own. A leader gives each member its id's bytes, so that whose assignment arrived can be told.
+ * A member of a group of any protocol type. It extends the class that Connect's worker and the Schema Registry extend,
+ * but its metadata and assignments are bytes of our own. A leader's assignment for a member contains the member's id,
+ * so that a test can tell whose assignment arrived.
  */
 final class RawMember extends AbstractCoordinator implements Runnable {
     private static final int POLL_MS = 100;
-    /** Long: a client whose metadata is due sends nothing else, and closing, it would not wait for its LeaveGroup. */
+    /**
+     * Long, because a client that is due to refresh its metadata sends nothing else. If that happened while the client
+     * closes, it would not wait for its LeaveGroup.
+     */
     private static final long METADATA_MAX_AGE_MS = 300_000;
 
     private final ConsumerNetworkClient network;
@@ -45,7 +49,7 @@ final class RawMember extends AbstractCoordinator implements Runnable {
     private volatile State joined;
     private Thread thread;
 
-    /** What the last round brought. `seen`: the metadata of each member, for the leader; else empty. */
+    /** Result of the last rebalance. `seen` has each member's metadata on the leader, and is empty on other members. */
     record State(int generation, String memberId, String protocol, byte[] assignment, Map<String, byte[]> seen) {}
 
     private Map<String, byte[]> seen = Map.of();
@@ -58,7 +62,7 @@ final class RawMember extends AbstractCoordinator implements Runnable {
         ConsumerConfig config = new ConsumerConfig(configs);
         GroupRebalanceConfig rebalance =
                 new GroupRebalanceConfig(config, GroupRebalanceConfig.ProtocolType.CONSUMER);
-        // The type of the log context is in another package in each line of the library, so it is not named.
+        // The code does not name the type of the log context, which is in another package in each line of the library.
         var logContext = ConsumerUtils.createLogContext(config, rebalance);
         Metrics metrics = new Metrics();
         Metadata metadata = new Metadata(100, 1000, METADATA_MAX_AGE_MS, logContext, new ClusterResourceListeners());
@@ -111,7 +115,7 @@ final class RawMember extends AbstractCoordinator implements Runnable {
         }
     }
 
-    /** Leaves the group. */
+    /** Leave the group, and wait until the thread has ended. */
     void finish() throws InterruptedException {
         stopRequested = true;
         thread.join(Duration.ofSeconds(20).toMillis());
@@ -122,7 +126,7 @@ final class RawMember extends AbstractCoordinator implements Runnable {
         stopRequested = true;
     }
 
-    /** Null until it has an assignment. */
+    /** Return the result of the last rebalance, or null while the member has no assignment. */
     State joined() {
         return joined;
     }

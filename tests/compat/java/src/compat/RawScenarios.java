@@ -26,7 +26,10 @@ import org.apache.kafka.common.message.SyncGroupResponseData;
 import org.apache.kafka.common.protocol.ApiKeys;
 import org.apache.kafka.common.protocol.Errors;
 
-/** What needs the library's inside: foreign protocol types, and LeaveGroup at versions that a consumer does not send. */
+/**
+ * Scenarios that need internal classes of the library: groups of other protocol types, and LeaveGroup at versions that
+ * a consumer does not send.
+ */
 final class RawScenarios {
     private RawScenarios() {}
 
@@ -48,7 +51,10 @@ final class RawScenarios {
         ended.forEach(Clients::get);
     }
 
-    /** Two members, then one; bytes pass through unread, and between the changes nobody has to join again. */
+    /**
+     * Run a group of two members, then of one. The gateway forwards metadata and assignments unchanged. While the
+     * members stay the same, none of them has to join again.
+     */
     private static Void group(Run run, String type, Map<String, byte[]> protocols, String chosen) throws Exception {
         String group = run.fresh(type);
         RawMember first = RawMember.start(run.clients, group, type, protocols, run.failures);
@@ -70,7 +76,7 @@ final class RawScenarios {
                     Arrays.equals(metadata, protocols.get(chosen)), type + ": the metadata that the leader saw"));
             int generation = first.joined().generation();
             int rounds = first.rounds() + second.rounds();
-            // Longer than a session, so that heartbeats of both are needed to stay in.
+            // Wait longer than the session timeout, so that both members need their heartbeats to stay in the group.
             long until = System.nanoTime() + (Clients.SESSION_TIMEOUT_MS + 1000) * 1_000_000L;
             Check.eventually(() -> System.nanoTime() > until, "time passes");
             run.failures.check();
@@ -107,7 +113,7 @@ final class RawScenarios {
         return members.stream().map(RawMember::joined).filter(state -> !state.seen().isEmpty()).findFirst().orElseThrow();
     }
 
-    /** A member by its id at each version; from 3 on also a static one by its name, and two at once. */
+    /** Remove a member by its id at each version, and from version 3 on also a static member by its instance id. */
     private static void leaveVersions(Run run) throws Exception {
         int newest = ApiKeys.LEAVE_GROUP.latestVersion();
         for (int version = ApiKeys.LEAVE_GROUP.oldestVersion(); version <= newest; version++) {

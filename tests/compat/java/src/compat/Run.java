@@ -14,7 +14,7 @@ import java.util.UUID;
 import java.util.concurrent.ExecutionException;
 import org.apache.kafka.clients.producer.KafkaProducer;
 
-/** One run of one scenario: fresh names, its delivery log, its members and feed. Closing stops what it left running. */
+/** The names, delivery log, members and feeds of one scenario. `close` stops all that the scenario left running. */
 final class Run implements AutoCloseable {
     final Clients clients;
     final Failures failures = new Failures();
@@ -29,7 +29,7 @@ final class Run implements AutoCloseable {
                 .resolve(Main.environment("COMPAT_SUITE", "java") + "." + name + ".jsonl");
     }
 
-    /** A fresh topic. */
+    /** Create a topic with a fresh name. */
     String topic(int partitions, String prefix) {
         String name = fresh(prefix);
         clients.createTopic(name, partitions);
@@ -44,7 +44,7 @@ final class Run implements AutoCloseable {
         return prefix + "-" + UUID.randomUUID().toString().substring(24);
     }
 
-    /** Starts the delivery log. */
+    /** Create the delivery log, and return a view of it. */
     View journal(String topic, int partitions, boolean cooperative, boolean redeliveryAllowed) throws IOException {
         journal = new Journal(path);
         open.push(journal);
@@ -70,14 +70,14 @@ final class Run implements AutoCloseable {
         return member;
     }
 
-    /** A member in a process of its own. */
+    /** Start a member in a process of its own. */
     Child spawn(MemberOptions options) throws IOException {
         Child child = new Child(clients, options, journal);
         open.push(child::end);
         return child;
     }
 
-    /** A running feed; stop it before the last assertion. */
+    /** Start a feed. A scenario stops the feed before its last assertion. */
     Feed feed(String topic, int partitions, boolean outage) {
         Feed feed = new Feed(clients, topic, partitions, journal, failures, outage);
         open.push(feed::requestStop);
@@ -89,7 +89,7 @@ final class Run implements AutoCloseable {
         return feed(topic, partitions, false);
     }
 
-    /** `rounds` records to each partition, acknowledged. */
+    /** Send `rounds` records to each partition, and wait for the acknowledgements. */
     void produce(String topic, int partitions, int rounds) throws ExecutionException, InterruptedException {
         try (KafkaProducer<byte[], byte[]> producer = clients.producer(Map.of())) {
             for (int round = 0; round < rounds; round++) {
@@ -98,7 +98,7 @@ final class Run implements AutoCloseable {
         }
     }
 
-    /** `action` is restart or kill; returns when the gateway serves again. */
+    /** Restart or kill the gateway, as `action` says, and return when the gateway serves again. */
     void gateway(String action) throws IOException, InterruptedException {
         String control = System.getenv("COMPAT_CONTROL");
         if (control == null) {

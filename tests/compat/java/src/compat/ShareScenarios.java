@@ -24,8 +24,8 @@ import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.config.ConfigResource;
 
 /**
- * Share groups (KIP-932) of a consumer that says of each record what became of it: accepted, released or rejected. A
- * client that has no {@code SubscriptionPattern} speaks an earlier protocol, and is not asked.
+ * Scenarios of share groups (KIP-932), whose consumers accept, release or reject records. A client without {@code
+ * SubscriptionPattern} speaks an earlier version of the protocol, so it does not run them.
  */
 final class ShareScenarios {
     private static final int RECORDS = 12;
@@ -33,12 +33,12 @@ final class ShareScenarios {
     private static final int DELIVERIES = 5;
     private static final int LOCK_MS = 2000;
     private static final double READ_SECONDS = 20;
-    /** How long a reader that must be given nothing is watched. */
+    /** How long a scenario polls for records that must not arrive. */
     private static final double NOTHING_SECONDS = 1.5;
 
     private static final List<AcknowledgeType> TYPES =
             List.of(AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE, AcknowledgeType.REJECT);
-    /** By their names: clients before 4.0 lack them, and this is compiled for both. */
+    /** Constants by name, because the code is also compiled against clients before 4.0, which lack them. */
     private static final String GROUP = "GROUP";
 
     private static final String RENEW = "RENEW";
@@ -65,7 +65,7 @@ final class ShareScenarios {
         scenarios.put("share.gateway-kill", run -> gatewayAway(run, "kill"));
     }
 
-    /** What was read is accepted by the next poll, or by a commit. */
+    /** In implicit mode, the next poll or a commit accepts the records that were read. */
     private static void implicit(Run run) throws Exception {
         Group group = new Group(run);
         group.produce(0, RECORDS);
@@ -75,7 +75,7 @@ final class ShareScenarios {
         group.holdsNothing();
     }
 
-    /** A third of the records each is accepted, released and rejected; what was released comes once more. */
+    /** Accept one third of the records, release one third, and reject one third. The released ones are redelivered. */
     private static void acknowledged(Run run) throws Exception {
         Group group = new Group(run);
         group.produce(0, RECORDS);
@@ -92,7 +92,7 @@ final class ShareScenarios {
         group.holdsNothing();
     }
 
-    /** Who has not said of every record what became of it may not poll, and may say so then. */
+    /** A consumer may not poll before it has acknowledged every record. After the refusal it may acknowledge them. */
     private static void leftOpen(Run run) throws Exception {
         Group group = new Group(run);
         group.produce(0, 2);
@@ -113,7 +113,7 @@ final class ShareScenarios {
         group.holdsNothing();
     }
 
-    /** A record that was released as often as may be is given to nobody any more. */
+    /** A record that was released as often as the group allows is not delivered again. */
     private static void releasedTooOften(Run run) throws Exception {
         Group group = new Group(run);
         group.produce(0, 1);
@@ -129,7 +129,7 @@ final class ShareScenarios {
         group.holdsNothing();
     }
 
-    /** A consumer that says nothing for the time of its lock loses its records to another. */
+    /** If a consumer acknowledges nothing until its acquisition locks expire, another consumer receives its records. */
     private static void lockLapses(Run run) throws Exception {
         Group group = new Group(run);
         group.set("share.record.lock.duration.ms", String.valueOf(LOCK_MS));
@@ -150,7 +150,7 @@ final class ShareScenarios {
         group.holdsNothing();
     }
 
-    /** A lock that is renewed does not lapse. */
+    /** An acquisition lock that is renewed does not expire. */
     private static void renewed(Run run) throws Exception {
         AcknowledgeType renew = AcknowledgeType.valueOf(RENEW);
         Group group = new Group(run);
@@ -167,7 +167,7 @@ final class ShareScenarios {
                     renewals++;
                 }
                 committed(holder);
-                // It joins once there is nothing left for it.
+                // The other consumer joins when the holder has acquired the record, so that none is left for it.
                 if (renewals > 0) {
                     for (ConsumerRecord<byte[], byte[]> record : other.poll(POLL)) {
                         elsewhere.put(record.offset(), deliveries(record));
@@ -183,7 +183,7 @@ final class ShareScenarios {
         group.holdsNothing();
     }
 
-    /** Who closes gives back what it was given and has not said anything of. */
+    /** A consumer that closes releases the records that it has not acknowledged. */
     private static void closed(Run run) throws Exception {
         Group group = new Group(run);
         group.produce(0, RECORDS);
@@ -196,7 +196,7 @@ final class ShareScenarios {
                 }
                 return !records.isEmpty();
             }, "records", READ_SECONDS);
-            // Only the first, which its close tells as well.
+            // Acknowledge only the first record. `close` sends this acknowledgement, too.
             consumer.acknowledge(records.get(0), AcknowledgeType.ACCEPT);
             accepted.add(records.get(0).offset());
         }
@@ -209,7 +209,7 @@ final class ShareScenarios {
         group.holdsNothing();
     }
 
-    /** Two consumers of one partition: each record is given to one of them, and both are given some. */
+    /** Two consumers read one partition. Each record is delivered to one of them, and both receive some. */
     private static void twoConsumers(Run run) throws Exception {
         Group group = new Group(run);
         Map<Long, Integer> first = new TreeMap<>();
@@ -218,7 +218,7 @@ final class ShareScenarios {
                 KafkaShareConsumer<byte[], byte[]> two = group.consumer("explicit")) {
             long[] produced = {0};
             Check.eventually(() -> {
-                // As long as one of them has joined alone, there is something for the other later.
+                // Produce more records until both have received some, because one may join later than the other.
                 if (produced[0] < MANY || first.isEmpty() || second.isEmpty()) {
                     group.produce(produced[0], 10);
                     produced[0] += 10;
@@ -238,7 +238,10 @@ final class ShareScenarios {
         group.holdsNothing();
     }
 
-    /** Nothing is lost while the gateway is away, and what was acknowledged and confirmed before comes no more. */
+    /**
+     * No record is lost while the gateway is down. Records whose acknowledgement was confirmed before are not delivered
+     * again.
+     */
     private static void gatewayAway(Run run, String how) throws Exception {
         Group group = new Group(run);
         group.produce(0, RECORDS);
@@ -255,7 +258,7 @@ final class ShareScenarios {
         group.holdsNothing();
     }
 
-    /** A fresh share group over a fresh topic of one partition, that reads it from the beginning. */
+    /** A new share group that reads a new topic of one partition from the beginning. */
     private static final class Group {
         private final Run run;
         private final String topic;
@@ -274,7 +277,7 @@ final class ShareScenarios {
             Clients.get(run.clients.admin().incrementalAlterConfigs(Map.of(resource, List.of(operation))).all());
         }
 
-        /** Offsets and values from `first` on. */
+        /** Produce `count` records from offset `first` on. The value of each is its offset. */
         void produce(long first, int count) throws Exception {
             try (KafkaProducer<byte[], byte[]> producer = run.clients.producer(Map.of())) {
                 for (long offset = first; offset < first + count; offset++) {
@@ -291,7 +294,7 @@ final class ShareScenarios {
             return consumer;
         }
 
-        /** Another consumer of the group is given nothing: all there is was accepted or is archived. */
+        /** Check that a new consumer of the group receives nothing, because every record is accepted or archived. */
         void holdsNothing() throws Exception {
             try (KafkaShareConsumer<byte[], byte[]> consumer = consumer("explicit")) {
                 Map<Long, Integer> given = new HashMap<>();
@@ -308,7 +311,10 @@ final class ShareScenarios {
         return read(consumer, count, record -> AcknowledgeType.ACCEPT);
     }
 
-    /** Offset to delivery count of `count` records; what becomes of each (null: nothing is said) is confirmed. */
+    /**
+     * Read `count` records, and return their delivery counts by offset. `judged` returns a record's acknowledgement, or
+     * null for none. The acknowledgements must be confirmed.
+     */
     private static Map<Long, Integer> read(
             KafkaShareConsumer<byte[], byte[]> consumer,
             int count,
@@ -340,7 +346,10 @@ final class ShareScenarios {
         }
     }
 
-    /** How often it has been given to anyone. Clients before 4.0 do not tell it, and this is compiled for both. */
+    /**
+     * Return how often the record has been delivered to any consumer. This needs reflection, because the code is also
+     * compiled against clients before 4.0, which lack the method.
+     */
     private static int deliveries(ConsumerRecord<byte[], byte[]> record) {
         try {
             Optional<?> count = (Optional<?>) ConsumerRecord.class.getMethod("deliveryCount").invoke(record);
@@ -350,7 +359,7 @@ final class ShareScenarios {
         }
     }
 
-    /** All acknowledgements so far are confirmed. */
+    /** Commit, and check that all acknowledgements so far are confirmed. */
     private static void committed(KafkaShareConsumer<byte[], byte[]> consumer) {
         List<String> refused = consumer.commitSync().values().stream()
                 .flatMap(error -> error.stream())

@@ -33,16 +33,16 @@ import org.apache.kafka.common.errors.InvalidProducerEpochException;
 import org.apache.kafka.common.errors.ProducerFencedException;
 import org.apache.kafka.common.errors.TransactionalIdNotFoundException;
 
-/** What a reader of committed records sees, and what is read, written and committed at once. */
+/** Scenarios of transactions: what read_committed consumers receive, and exactly-once consume-transform-produce. */
 final class TransactionScenarios {
-    /** How long a reader that must see nothing is watched. */
+    /** How long a scenario polls for records that must not arrive. */
     private static final double NOTHING_SECONDS = 1.5;
 
     private static final double READ_SECONDS = 45;
     private static final double JOIN_SECONDS = 30;
     private static final int TIMEOUT_MS = 2000;
 
-    /** Kafka looks for transactions that have timed out every ten seconds. */
+    /** Limit for the abort of a timed-out transaction. Kafka looks for such transactions only every ten seconds. */
     private static final double ABORTED_SECONDS = 20;
 
     private static final int STEP = 5;
@@ -75,7 +75,7 @@ final class TransactionScenarios {
                 }
             }
         }
-        // The record that ends a transaction has an offset of its own, behind each five.
+        // The control record that ends a transaction takes an offset of its own, after each five records.
         List<String> committed = Stream.concat(expected("committed", 0), expected("committed-again", 2 * (STEP + 1)))
                 .toList();
         List<String> whole = Stream.of(
@@ -136,7 +136,7 @@ final class TransactionScenarios {
             fenced(first::commitTransaction);
             inOne(second, topic, "second");
             third = transactional(run, id);
-            // It has no transaction open: what fences it is the first request of the next.
+            // The second producer has no open transaction. So only the first request of its next transaction is fenced.
             KafkaProducer<byte[], byte[]> followed = second;
             fenced(() -> inOne(followed, topic, "fenced, too"));
             inOne(third, topic, "third");
@@ -144,7 +144,7 @@ final class TransactionScenarios {
             Stream.of(first, second, third).filter(producer -> producer != null).forEach(p -> p.close(CLOSE));
         }
         try (KafkaConsumer<byte[], byte[]> reader = reader(run, topic, 0, "read_committed")) {
-            // 1: the end of the first, aborted transaction.
+            // Offset 1 is the control record of the first transaction, which was aborted.
             Check.equal(read(reader, 2, READ_SECONDS), List.of("2 second", "4 third"), "read_committed");
             Check.equal(read(reader, 1, NOTHING_SECONDS), List.of(), "read_committed, behind all");
         }
@@ -178,8 +178,8 @@ final class TransactionScenarios {
     }
 
     /**
-     * Killed between a transaction's records and its offsets. Who gets an error starts anew, with the same transactional
-     * id and from the committed offsets, as Kafka's documentation has it.
+     * Kill the gateway between a transaction's records and its offsets. After an error the application starts again
+     * with the same transactional id and from the committed offsets, as Kafka's documentation says.
      */
     private static void gatewayKill(Run run) throws Exception {
         String source = run.topic(2, "source");
@@ -199,7 +199,7 @@ final class TransactionScenarios {
                 while (done < values.size()) {
                     List<ConsumerRecord<byte[], byte[]>> found = poll(reader, STEP, JOIN_SECONDS, moves);
                     if (found.isEmpty()) {
-                        // A transaction whose end was in doubt had been committed, or records are only late.
+                        // Either the transaction of unknown outcome was committed, or records are only late.
                         if (committed(run, group, source).equals(List.of(half, half))) {
                             done = values.size();
                         }
@@ -256,7 +256,7 @@ final class TransactionScenarios {
         }
     }
 
-    /** What an operator asks and does: who writes, in which transaction, and to end what nobody ends. */
+    /** Look up producers and transactions as an operator does. Abort an open transaction, and fence its producer. */
     private static void admin(Run run) throws Exception {
         String topic = run.topic(1);
         String id = run.fresh("x");
@@ -304,7 +304,7 @@ final class TransactionScenarios {
         }
     }
 
-    /** What a partition knows of a producer. */
+    /** Return the state that a partition keeps for a producer. */
     private static ProducerState state(Admin admin, TopicPartition partition, long producerId) {
         return Clients.get(admin.describeProducers(List.of(partition)).partitionResult(partition))
                 .activeProducers()
@@ -325,7 +325,7 @@ final class TransactionScenarios {
         return transactional(run, id, 60_000);
     }
 
-    /** Made ready: who had its transactional id before is fenced, and its transaction aborted. */
+    /** Create an initialised producer. An older producer of the id is fenced, and its open transaction is aborted. */
     private static KafkaProducer<byte[], byte[]> transactional(Run run, String id, int timeoutMs) {
         KafkaProducer<byte[], byte[]> producer = run.clients.producer(Map.of(
                 "transactional.id", id,
@@ -345,7 +345,7 @@ final class TransactionScenarios {
         }
     }
 
-    /** One record in a transaction of its own. */
+    /** Send one record in a transaction of its own. */
     private static void inOne(KafkaProducer<byte[], byte[]> producer, String topic, String value) throws Exception {
         producer.beginTransaction();
         send(producer, List.of(record(topic, 0, value)));
@@ -374,7 +374,7 @@ final class TransactionScenarios {
         return new ProducerRecord<>(topic, partition, null, DataScenarios.bytes(value));
     }
 
-    /** `STEP` records to each partition. */
+    /** Return STEP records for each partition. */
     private static List<ProducerRecord<byte[], byte[]>> steps(String topic, String name, int partitions) {
         List<ProducerRecord<byte[], byte[]>> records = new ArrayList<>();
         for (int index = 0; index < STEP; index++) {
@@ -385,7 +385,7 @@ final class TransactionScenarios {
         return records;
     }
 
-    /** What {@link #read} gives of {@link #steps} that begin at an offset. */
+    /** Return what {@link #read} should return for {@link #steps} that begin at offset `start`. */
     private static Stream<String> expected(String name, int start) {
         return IntStream.range(0, STEP).mapToObj(index -> (start + index) + " " + name + " " + index);
     }
@@ -396,7 +396,7 @@ final class TransactionScenarios {
         return consumer;
     }
 
-    /** A member of a group that commits nothing. It polls records one by one, so that none comes that is not asked for. */
+    /** Create a group member that commits nothing. A poll returns one record, so it receives no more than requested. */
     private static KafkaConsumer<byte[], byte[]> member(Run run, String group, String topic) {
         return member(run, group, topic, new Moves());
     }
@@ -408,7 +408,7 @@ final class TransactionScenarios {
         return consumer;
     }
 
-    /** Whether a member has given partitions up: what it has polled of them and not committed it is given once more. */
+    /** Tells whether partitions were revoked. Their records that were polled but not committed are delivered again. */
     private static final class Moves implements ConsumerRebalanceListener {
         private boolean seen;
 
@@ -420,7 +420,7 @@ final class TransactionScenarios {
         @Override
         public void onPartitionsAssigned(Collection<TopicPartition> partitions) {}
 
-        /** Since it was asked last. */
+        /** Return whether partitions were revoked since the last call. */
         private boolean next() {
             boolean moved = seen;
             seen = false;
@@ -428,13 +428,16 @@ final class TransactionScenarios {
         }
     }
 
-    /** The next `count` records, fewer if they do not come in time, more if a poll brings more. */
+    /** Return the next `count` records, or fewer if they do not arrive in time, or more if a poll returns more. */
     private static List<ConsumerRecord<byte[], byte[]>> poll(
             KafkaConsumer<byte[], byte[]> consumer, int count, double seconds) {
         return poll(consumer, count, seconds, new Moves());
     }
 
-    /** Of a member: since it was last given partitions. A client whose only broker was away joins its group anew. */
+    /**
+     * Poll a member in the same way, but drop the records that it received before its last revocation. A client whose
+     * only broker was down joins its group again.
+     */
     private static List<ConsumerRecord<byte[], byte[]>> poll(
             KafkaConsumer<byte[], byte[]> consumer, int count, double seconds, Moves moves) {
         List<ConsumerRecord<byte[], byte[]>> records = new ArrayList<>();
@@ -449,7 +452,7 @@ final class TransactionScenarios {
         return records;
     }
 
-    /** Offsets and values of at least `count` records, fewer if they do not come in time. */
+    /** Return offsets and values of at least `count` records, or of fewer if they do not arrive in time. */
     private static List<String> read(KafkaConsumer<byte[], byte[]> consumer, int count, double seconds) {
         return poll(consumer, count, seconds).stream()
                 .map(record -> record.offset() + " " + new String(record.value(), StandardCharsets.UTF_8))
@@ -461,7 +464,7 @@ final class TransactionScenarios {
         return reader.endOffsets(List.of(partition)).get(partition);
     }
 
-    /** Forty records in two partitions; their values. */
+    /** Produce forty records to two partitions, and return their values. */
     private static List<String> fill(Run run, String topic) {
         List<String> values = IntStream.range(0, 8 * STEP).mapToObj(index -> "v" + index).toList();
         List<ProducerRecord<byte[], byte[]>> records = IntStream.range(0, values.size())
@@ -471,7 +474,7 @@ final class TransactionScenarios {
         return values;
     }
 
-    /** All of a transaction but its end; `between` its records and its offsets. */
+    /** Begin a transaction, send its records, run `between`, and send its offsets. The caller ends the transaction. */
     private static void transform(
             KafkaProducer<byte[], byte[]> producer,
             KafkaConsumer<byte[], byte[]> reader,
@@ -499,7 +502,7 @@ final class TransactionScenarios {
                 run.clients.committed(group, new TopicPartition(topic, 1)));
     }
 
-    /** Each record is in the target once, in its partition's order, and the group has read them all. */
+    /** Check that each record is once in the target, in its partition's order, and that the group has read them all. */
     private static void exactlyOnce(Run run, String group, String source, String target, List<String> values) {
         for (int partition = 0; partition < 2; partition++) {
             int which = partition;

@@ -1,6 +1,6 @@
 package compat;
 
-/** The client cannot do it; the message says why. */
+/** The scenario cannot run here. The message says why. */
 final class Unsupported extends RuntimeException {
     private static final long serialVersionUID = 1L;
 

@@ -16,7 +16,7 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.apache.kafka.common.TopicPartition;
 
-/** What a growing delivery log says so far, and waiting for what it will say. Used by one thread. */
+/** The state that a growing delivery log describes so far, with waits for later states. Only one thread uses a view. */
 final class View {
     static final double WAIT_SECONDS = 45;
     private static final long POLL_MS = 10;
@@ -29,7 +29,7 @@ final class View {
 
     final Map<String, Set<TopicPartition>> owned = new TreeMap<>();
     final Map<String, Integer> deliveredBy = new HashMap<>();
-    /** Assigned partitions per member, counted again at each assignment. */
+    /** Number of assigned events of each member. An assignment has one such event for each of its partitions. */
     final Map<String, Integer> assignments = new HashMap<>();
     final Set<String> produced = new HashSet<>();
     final Set<String> delivered = new HashSet<>();
@@ -43,7 +43,7 @@ final class View {
         this.failures = failures;
     }
 
-    /** Takes in the whole lines that were added. */
+    /** Read the complete lines that were added. */
     void refresh() {
         byte[] added;
         try (RandomAccessFile file = new RandomAccessFile(path.toFile(), "r")) {
@@ -96,7 +96,7 @@ final class View {
         }
     }
 
-    /** AssertionError, with the ownership, if the log does not make it true in time. */
+    /** Wait until the log makes `predicate` true. After `seconds`, throw an AssertionError with the ownership. */
     void waitFor(BooleanSupplier predicate, String what, double seconds) throws InterruptedException {
         long deadline = System.nanoTime() + (long) (seconds * 1e9);
         while (true) {
@@ -117,7 +117,10 @@ final class View {
         waitFor(predicate, what, WAIT_SECONDS);
     }
 
-    /** Each partition has exactly one owner, each of `members` a balanced share, and nobody else owns any. */
+    /**
+     * Wait until each partition has exactly one owner, all `members` own a balanced share, and no other member owns a
+     * partition.
+     */
     void waitSettled(Collection<String> members, Set<TopicPartition> partitions, double seconds)
             throws InterruptedException {
         waitFor(() -> settled(members, partitions), partitions.size() + " partitions settled over " + members, seconds);
@@ -147,21 +150,24 @@ final class View {
         return all.equals(partitions) && count == partitions.size();
     }
 
-    /** All that has been acknowledged so far was delivered. */
+    /** Wait until every record acknowledged so far was delivered. */
     void waitCaughtUp() throws InterruptedException {
         refresh();
         Set<String> wanted = Set.copyOf(produced);
         waitFor(() -> delivered.containsAll(wanted), wanted.size() + " records delivered");
     }
 
-    /** `count` deliveries more than so far. */
+    /** Wait for `count` more deliveries. */
     void waitMore(int count) throws InterruptedException {
         refresh();
         int wanted = deliveries + count;
         waitFor(() -> deliveries >= wanted, count + " more records delivered");
     }
 
-    /** Records flow for so long without a rebalance that the checker tells the last one from the next. */
+    /**
+     * Wait until records have flowed for QUIET_MS without a rebalance, so that the checker can tell the last rebalance
+     * from the next one.
+     */
     void waitQuiet() throws InterruptedException {
         waitFor(() -> lastDeliveryMs - lastOwnershipMs > QUIET_MS, "records flow and nothing moves");
     }

@@ -21,24 +21,26 @@ import org.apache.kafka.streams.kstream.Materialized;
 import org.apache.kafka.streams.kstream.Produced;
 import org.apache.kafka.streams.kstream.TimeWindows;
 
-/** Kafka Streams applications against the broker of COMPAT_BOOTSTRAP: scenarios as JSON lines on stdout. */
+/** Runs scenarios of Kafka Streams against the broker at COMPAT_BOOTSTRAP, and prints the results as JSON lines. */
 public final class Main {
     private static final List<String> WORDS = List.of("alpha", "beta", "gamma", "delta", "epsilon", "zeta");
     private static final int ROUNDS = 20;
     private static final int MAX_DETAIL = 600;
 
-    /** A commit after the transaction's timeout is refused, by Kafka too, and ends the application. The default of ten
-     *  seconds passes while a loaded machine restarts the broker. */
+    /**
+     * Kafka too refuses a commit after the transaction timeout, and that ends the application. The default timeout of
+     * ten seconds passes while a busy machine restarts the broker.
+     */
     private static final Map<String, Object> EXACTLY_ONCE =
             Map.of("processing.guarantee", "exactly_once_v2", "producer.transaction.timeout.ms", 60_000);
 
-    /** KIP-1071: the broker assigns the tasks. */
+    /** The protocol of KIP-1071, in which the broker assigns the tasks. */
     private static final Map<String, Object> ASSIGNED = Map.of("group.protocol", "streams");
 
 
     private Main() {}
 
-    /** What a scenario does: it passes by returning and fails by throwing. */
+    /** A scenario's code. It passes if it returns, and fails if it throws. */
     interface Body {
         void act(Scene scene) throws Exception;
     }
@@ -76,11 +78,11 @@ public final class Main {
                 out.println(answer(name, body));
             }
         });
-        // Threads of an instance that hung must not hold the program.
+        // Halt, because threads of an instance that hung would keep the program alive.
         Runtime.getRuntime().halt(0);
     }
 
-    /** Every wait in a scenario has its own limit, and so has the scenario. */
+    /** Run one scenario. Each wait in it has a limit, so the scenario needs no limit of its own. */
     private static String answer(String name, Body body) {
         long started = System.nanoTime();
         String outcome = "passed";
@@ -106,7 +108,7 @@ public final class Main {
                 said);
     }
 
-    /** Words counted: one repartition topic, one changelog. */
+    /** Return a topology that counts words. It has one repartition topic and one changelog. */
     private static Topology counting(Scene scene) {
         StreamsBuilder builder = new StreamsBuilder();
         builder.stream(scene.input, Consumed.with(Serdes.String(), Serdes.String()))
@@ -147,7 +149,7 @@ public final class Main {
                 .map((window, count) -> KeyValue.pair(window.key() + "@" + window.window().start(), count))
                 .to(scene.output, Produced.with(Serdes.String(), Serdes.Long()));
         scene.start(builder.build());
-        // A record a second: ten to a window, from the beginning of one.
+        // Each word comes once per second from the beginning of a window, so ten times in each window.
         long first = System.currentTimeMillis() / size.toMillis() * size.toMillis() - 10 * size.toMillis();
         scene.produce(scene.input, WORDS, ROUNDS, first, 1000);
         Map<String, Long> expected = new LinkedHashMap<>();
@@ -173,7 +175,7 @@ public final class Main {
                 .to(scene.output, Produced.with(Serdes.String(), Serdes.Long()));
         scene.start(builder.build());
         scene.produce(numbers, WORDS, 1);
-        // A record that comes before its row joins nothing.
+        // A record that is processed before its table row joins nothing, so wait for the rows.
         scene.awaitRecords(scene.application + "-rows-changelog", WORDS.size());
         scene.produce(scene.input, WORDS, 1);
         scene.awaitOutput(each(1));
@@ -210,7 +212,7 @@ public final class Main {
         scene.start(counting(scene), settings);
         scene.produce(scene.input, WORDS, ROUNDS);
         scene.awaitOutput(each(ROUNDS));
-        // Until what was counted is committed a restart may count it again, which at-least-once allows.
+        // Wait for the commit. A restart before the commit may count records twice, which at-least-once allows.
         Thread.sleep(1000);
         scene.restartBroker("restart");
         scene.produce(scene.input, WORDS, ROUNDS);
@@ -227,7 +229,7 @@ public final class Main {
         scene.awaitOutput(each(2 * ROUNDS), "read_committed");
     }
 
-    /** Killed while it counts: nothing is counted twice, committed or not. */
+    /** Kill the gateway while the application counts. No record is counted twice, committed before the kill or not. */
     private static void exactlyOnceGatewayKill(Scene scene, Map<String, Object> settings) throws Exception {
         scene.start(counting(scene), settings);
         for (int times = 1; times <= 3; times++) {

@@ -32,7 +32,7 @@ import org.apache.kafka.common.serialization.StringSerializer;
 import org.apache.kafka.streams.KafkaStreams;
 import org.apache.kafka.streams.Topology;
 
-/** One scenario: an application id and topics of its own. Closing ends every instance that it started. */
+/** The application id, topics and instances of one scenario. `close` ends every instance that it started. */
 final class Scene implements AutoCloseable {
     static final int PARTITIONS = 4;
     private static final int CALL_SECONDS = 30;
@@ -56,7 +56,7 @@ final class Scene implements AutoCloseable {
         admin.createTopics(List.of(new NewTopic(topic, PARTITIONS, (short) 1))).all().get(CALL_SECONDS, TimeUnit.SECONDS);
     }
 
-    /** Starts an instance and waits until it runs. `more` overrides its configuration. */
+    /** Start an instance and wait until it runs. `more` overrides its configuration. */
     KafkaStreams start(Topology topology, Map<String, Object> more) throws Exception {
         Properties properties = new Properties();
         properties.put("application.id", application);
@@ -66,7 +66,7 @@ final class Scene implements AutoCloseable {
         properties.put("statestore.cache.max.bytes", 0);
         properties.put("replication.factor", 1);
         properties.put("metadata.max.age.ms", 1000);
-        // What an instance knows after a start comes from its changelogs and from nowhere else.
+        // With stores in memory, an instance can restore its state after a start only from its changelogs.
         properties.put(
                 "dsl.store.suppliers.class",
                 "org.apache.kafka.streams.state.BuiltInDslStoreSuppliers$InMemoryDslStoreSuppliers");
@@ -99,7 +99,7 @@ final class Scene implements AutoCloseable {
         }
     }
 
-    /** Each value `times` over, spread over the partitions, acknowledged. A key is a value's own. */
+    /** Send each value `times` times over the partitions, with itself as the key, and wait for the acknowledgements. */
     void produce(String topic, List<String> values, int times, long firstTimestamp, long stepMs) throws Exception {
         try (KafkaProducer<String, String> producer = new KafkaProducer<>(
                 Map.of("bootstrap.servers", bootstrap), new StringSerializer(), new StringSerializer())) {
@@ -120,7 +120,7 @@ final class Scene implements AutoCloseable {
         produce(topic, values, times, System.currentTimeMillis(), 0);
     }
 
-    /** Waits until the newest value of each key in the output is as `expected`; more than expected fails at once. */
+    /** Wait until the newest value of each key in the output is as expected. Fail at once if a value is too high. */
     void awaitOutput(Map<String, Long> expected, String isolation) throws Exception {
         Map<String, Long> newest = new HashMap<>();
         Map<String, Object> configs = Map.of("bootstrap.servers", bootstrap, "isolation.level", isolation);
@@ -152,7 +152,7 @@ final class Scene implements AutoCloseable {
         awaitOutput(expected, "read_uncommitted");
     }
 
-    /** Waits until so many records were ever written to a topic. */
+    /** Wait until at least `count` records have been written to the topic. */
     void awaitRecords(String topic, long count) throws Exception {
         Map<TopicPartition, OffsetSpec> latest = new HashMap<>();
         for (int partition = 0; partition < PARTITIONS; partition++) {
@@ -166,7 +166,7 @@ final class Scene implements AutoCloseable {
                 () -> topic + " has fewer records than " + count);
     }
 
-    /** One config of a topic that Streams made. */
+    /** Return one config of a topic that Streams created. */
     String config(String topic, String name) throws Exception {
         ConfigResource resource = new ConfigResource(ConfigResource.Type.TOPIC, topic);
         return admin.describeConfigs(List.of(resource))
@@ -186,14 +186,14 @@ final class Scene implements AutoCloseable {
                 .size();
     }
 
-    /** How many tasks an instance works on. */
+    /** Return the number of active tasks of an instance. */
     static int activeTasks(KafkaStreams instance) {
         return instance.metadataForLocalThreads().stream()
                 .mapToInt(thread -> thread.activeTasks().size())
                 .sum();
     }
 
-    /** `how` is restart or kill; returns when it serves again. */
+    /** Restart or kill the broker, as `how` says, and return when the broker serves again. */
     void restartBroker(String how) throws Exception {
         URI door = URI.create(System.getenv("COMPAT_CONTROL") + "/" + how);
         HttpRequest request = HttpRequest.newBuilder(door)
@@ -205,7 +205,7 @@ final class Scene implements AutoCloseable {
         equal(answer.statusCode(), 200, how + ": " + answer.body());
     }
 
-    /** Asks again and again; fails as soon as an instance has died. */
+    /** Evaluate the condition again and again until it is true. Fail after LIMIT_SECONDS or if an instance dies. */
     void eventually(Callable<Boolean> condition, Callable<String> what) throws Exception {
         long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(LIMIT_SECONDS);
         while (!condition.call()) {

@@ -5,7 +5,7 @@ import org.junit.jupiter.api.extension.ConditionEvaluationResult;
 import org.junit.jupiter.api.extension.ExecutionCondition;
 import org.junit.jupiter.api.extension.ExtensionContext;
 
-/** Runs of a test's invocations those that were chosen: one group protocol may be, and the other not. */
+/** Runs only the chosen invocations of a test, because one group protocol may be chosen without the other. */
 public final class Chosen implements ExecutionCondition {
     static final String NOT_CHOSEN = "not chosen";
     static volatile Set<String> names = Set.of();

@@ -33,12 +33,12 @@ import org.junit.platform.launcher.core.LauncherDiscoveryRequestBuilder;
 import org.junit.platform.launcher.core.LauncherFactory;
 
 /**
- * Runs tests of the class path and says of each how it ended, a line of JSON each.
+ * Runs tests of the class path, and prints lines of JSON that say when a test starts and how it ended.
  *
- * <p>{@code list CLASS…} names the tests of classes; {@code run FILE} runs those that the file names, each line one
- * {@code package.Class#method} with the invocations' names behind it. All invocations of a test are one row, except
- * that each group protocol has its own, {@code Class.method[consumer]}, and transactions of version 2 have,
- * {@code Class.method[consumer,tv2]}.
+ * <p>{@code list CLASS…} prints the names of all tests of the classes. {@code run FILE} runs the tests that the file
+ * names. Each of its lines is {@code package.Class#method} and the names of the rows to run. All invocations of a test
+ * are one row, except that each group protocol has a row of its own, {@code Class.method[consumer]}, and so have
+ * transactions of version 2, {@code Class.method[consumer,tv2]}.
  */
 public final class Main {
     static final String TWIN = "(the same cluster once more)";
@@ -47,7 +47,7 @@ public final class Main {
     private static final Pattern PROTOCOL = Pattern.compile("groupProtocol=(\\w+)");
 
     public static void main(String[] arguments) throws Exception {
-        // Tests and the tools that they run print as they like; answers have the stream alone.
+        // Tests, and the tools that they run, also print to System.out. Only our answers may reach the real stream.
         PrintStream answers = System.out;
         System.setOut(new PrintStream(OutputStream.nullOutputStream()));
         LauncherDiscoveryRequestBuilder request = LauncherDiscoveryRequestBuilder.request()
@@ -87,7 +87,7 @@ public final class Main {
         LauncherDiscoveryRequest built = request.build();
         launcher.execute(built, new Rows(answers));
         answers.flush();
-        // Clients of tests that failed leave threads behind.
+        // Halt, because clients of failed tests leave threads behind.
         Runtime.getRuntime().halt(0);
     }
 
@@ -109,7 +109,7 @@ public final class Main {
         return found.stream().map(types -> selectMethod(owner, method, types)).toList();
     }
 
-    /** The row that an invocation belongs to. */
+    /** Return the name of the row that an invocation belongs to. */
     static String named(String test, String displayName) {
         List<String> kinds = new ArrayList<>();
         Matcher protocol = PROTOCOL.matcher(displayName);

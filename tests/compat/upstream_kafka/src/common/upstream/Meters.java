@@ -9,7 +9,7 @@ import java.net.http.HttpRequest;
 import java.net.http.HttpResponse.BodyHandlers;
 import org.apache.kafka.server.metrics.KafkaYammerMetrics;
 
-/** What brokers of this process would count for a test, of those outside: what they say of it themselves. */
+/** Metrics that a test reads in its own process. Their values come from the metrics of the brokers outside. */
 public final class Meters {
     private static final MetricName KILLED =
             new MetricName("kafka.network", "SocketServer", "ExpiredConnectionsKilledCount");
@@ -17,7 +17,7 @@ public final class Meters {
 
     private Meters() {}
 
-    /** Connections that brokers have closed because their clients had not authenticated again in time. */
+    /** Register the count of connections that brokers closed because a client had not re-authenticated in time. */
     public static void bind() {
         KafkaYammerMetrics.defaultRegistry().newGauge(KILLED, new Gauge<Double>() {
             @Override

@@ -14,7 +14,10 @@ import java.util.concurrent.ExecutionException;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.AdminClientConfig;
 
-/** Brokers outside of this process, fresh for one test: whoever started us makes and ends them at its door. */
+/**
+ * Brokers outside this process, for one test. The program that started this process starts and ends them through its
+ * HTTP interface ({@code tests/compat/upstream/outside.py}).
+ */
 public final class Outside implements AutoCloseable {
     private static final ObjectMapper JSON = new ObjectMapper();
     private static final int READ_MS = 90_000;
@@ -29,7 +32,7 @@ public final class Outside implements AutoCloseable {
     private final String controllers;
     private final boolean from0;
 
-    /** Addresses are in the order of the brokers' ids. */
+    /** The addresses are in the order of the brokers' ids. */
     private Outside(
             String door, String number, String bootstrap, String secured, String controllers, boolean from0) {
         this.door = door;
@@ -41,14 +44,14 @@ public final class Outside implements AutoCloseable {
     }
 
     /**
-     * `settings` have Kafka's names; what the brokers outside do not know is left out by whoever makes them. `racks` are
-     * the brokers' in the order of their ids, empty where one has none.
+     * Open brokers outside. `settings` have Kafka's names, and settings that the brokers outside do not know are left
+     * out. `racks` are in the order of the brokers' ids, with an empty text for a broker without a rack.
      */
     public static Outside open(int brokers, Map<String, String> settings, List<String> racks, String test) {
         return open(brokers, 0, true, settings, racks, test);
     }
 
-    /** `combined`: the first brokers are the controllers; else these are processes of their own. */
+    /** If `combined`, the first brokers are also the controllers. Otherwise controllers have their own processes. */
     public static Outside open(
             int brokers,
             int controllers,
@@ -66,8 +69,8 @@ public final class Outside implements AutoCloseable {
     }
 
     /**
-     * They have a listener of this security protocol beside the one where nobody is asked, and know these users from the
-     * beginning.
+     * Open brokers that have a listener with this security protocol beside the listener without authentication. They
+     * know `scramUsers` from the beginning.
      */
     public static Outside openSecured(
             int brokers, Map<String, String> settings, String test, String protocol, List<String> scramUsers) {
@@ -92,17 +95,17 @@ public final class Outside implements AutoCloseable {
                 made.path("from_0").asBoolean());
     }
 
-    /** As brokers call themselves inside of a test's process. */
+    /** Return addresses with the host name that brokers inside a test's process advertise. */
     private static String local(JsonNode made, String name) {
         return made.get(name).asText().replace("127.0.0.1", "localhost");
     }
 
-    /** Where the brokers are that were made last: tests run one after the other. */
+    /** Return the addresses of the last opened brokers: the current test's, because tests run one after the other. */
     static String latest() {
         return latest;
     }
 
-    /** Where those that were made last say what they have counted; empty where they ask nobody who they are. */
+    /** Return the metrics addresses of the last opened brokers, or none if no listener has authentication. */
     static List<String> metrics() {
         return metrics;
     }
@@ -111,12 +114,12 @@ public final class Outside implements AutoCloseable {
         return bootstrap;
     }
 
-    /** Where clients say who they are, if they have to. */
+    /** Return the addresses of the listeners with authentication, or the bootstrap addresses if there are none. */
     public String secured() {
         return secured;
     }
 
-    /** The first broker's number; those of the others follow. */
+    /** Return the first broker's id. The ids of the others follow. */
     public int first() {
         return from0 ? 0 : 1;
     }
@@ -147,7 +150,7 @@ public final class Outside implements AutoCloseable {
         }
     }
 
-    /** `action` is start, stop or kill; `broker` counts from 0. */
+    /** Start or stop a broker: `action` is start or stop, and `broker` counts from 0. */
     public void tell(String action, int broker) {
         post(door + "/" + action, Map.of("number", number, "broker", broker));
     }

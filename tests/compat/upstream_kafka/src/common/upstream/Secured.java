@@ -22,8 +22,8 @@ import org.mockito.Mockito;
 import org.mockito.stubbing.Answer;
 
 /**
- * What a test's clients need brokers outside to know: the users of its login file, the certificate that it has made, and
- * the users by whom it formats its storage.
+ * Settings and users that the brokers outside need for a test's clients: the users of the test's login file, its
+ * certificate, and the users with which it formats its storage.
  */
 public final class Secured {
     private static final String SERVER = "KafkaServer";
@@ -39,7 +39,7 @@ public final class Secured {
 
     private Secured() {}
 
-    /** A broker's settings with users and certificate as settings of the listener, and not as files of this process. */
+    /** Return a broker's settings, with users and certificate in the settings instead of in files of this process. */
     public static Map<String, String> settings(Map<String, ?> given, SecurityProtocol protocol) {
         Map<String, String> settings = new HashMap<>();
         given.forEach((name, value) -> settings.put(name, text(value)));
@@ -106,7 +106,7 @@ public final class Secured {
         return "-----BEGIN " + what + "-----\n" + lines + "\n-----END " + what + "-----\n";
     }
 
-    /** The users that a test has its storage formatted with, as kafka-storage takes them. */
+    /** Return the users with which a test formats its storage, in the notation of kafka-storage. */
     @SuppressWarnings("unchecked")
     public static List<String> scramUsers(Consumer<Formatter> test) {
         List<String> users = new ArrayList<>();

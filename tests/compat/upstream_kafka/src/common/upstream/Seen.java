@@ -15,23 +15,26 @@ import org.mockito.invocation.InvocationOnMock;
 import org.mockito.stubbing.Answer;
 
 /**
- * Brokers outside as a test sees them that asks those of its own process for their numbers: what each is called, where
- * it listens, and that it stops and starts. Whatever else lies inside of a broker is refused.
+ * Mocks of the brokers outside, for tests that ask the brokers of their own process for ids and ports. A mock also
+ * stops and starts its broker, and reads the broker's metadata. All other calls throw UnsupportedOperationException.
  *
- * <p>Only tests that {@code upstream.seen} names see them, by class or by method: helpers that wait for all brokers of
- * the process have nothing to wait for where there are none.
+ * <p>Only tests that {@code upstream.seen} names by class or method receive these mocks. Other tests receive no
+ * brokers, so helpers that wait for all brokers of the process have nothing to wait for.
  */
 public final class Seen {
     private static final Set<String> TESTS = Set.of(System.getProperty("upstream.seen", "").split(","));
 
     private Seen() {}
 
-    /** `test` is Class.method. */
+    /** Return whether this test sees the mocks. `test` is Class.method. */
     public static boolean by(String test) {
         return TESTS.contains(test) || TESTS.contains(test.substring(0, test.indexOf('.')));
     }
 
-    /** In the order of their numbers. `settings` are those of brokers inside, one after the other; none: nobody asks. */
+    /**
+     * Return the brokers in the order of their ids. `settings` are the settings of the brokers that the test
+     * configured, in the same order. The list may be empty if the test does not read them.
+     */
     public static List<KafkaBroker> brokers(Outside outside, List<? extends Map<String, ?>> settings) {
         List<Integer> ports = outside.ports();
         List<KafkaBroker> brokers = new ArrayList<>();
@@ -74,7 +77,7 @@ public final class Seen {
         });
     }
 
-    /** Of a broker's requests; `type` is its class in the version that asks. */
+    /** Return a mock of a broker's request processor. `type` is the processor's class in the tests' Kafka version. */
     private static Object processor(Outside outside, int number, Class<?> type) {
         return Mockito.mock(type, (Answer<?>) asked -> switch (asked.getMethod().getName()) {
             case "brokerId" -> number;
@@ -89,7 +92,7 @@ public final class Seen {
         return null;
     }
 
-    /** With the settings of a broker inside if there are any, else its number alone. */
+    /** Return a config with the given settings, or one that knows only the broker's id if there are no settings. */
     private static KafkaConfig config(int number, Map<String, ?> settings) {
         if (settings.isEmpty()) {
             return Mockito.mock(KafkaConfig.class, (Answer<?>) asked -> switch (asked.getMethod().getName()) {

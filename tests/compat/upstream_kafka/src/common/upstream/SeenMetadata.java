@@ -21,8 +21,8 @@ import org.mockito.Mockito;
 import org.mockito.stubbing.Answer;
 
 /**
- * What the brokers outside know of topics, as a test sees it that asks the metadata cache of one in its own process: an
- * admin client is asked, each time anew. Leader epochs no admin client is told, and nobody is told them here.
+ * A mock of a broker's metadata cache, for tests that read the cache of a broker in their own process. Each call asks
+ * the brokers outside with an admin client. Admin clients do not receive leader epochs, so the mock has none.
  */
 final class SeenMetadata {
     private final Outside outside;
@@ -31,7 +31,7 @@ final class SeenMetadata {
         this.outside = outside;
     }
 
-    /** `type` is what a broker's metadata cache is in the version that asks. */
+    /** Return a mock. `type` is the class of the metadata cache in the tests' Kafka version. */
     static Object cache(Outside outside, Class<?> type) {
         SeenMetadata seen = new SeenMetadata(outside);
         return Mockito.mock(type, (Answer<?>) asked -> {
@@ -61,7 +61,7 @@ final class SeenMetadata {
         }
     }
 
-    /** `given` begins with a topic's name and a partition's number. */
+    /** Return a partition, if it exists. `given` begins with the topic's name and the partition's number. */
     private Optional<TopicPartitionInfo> partition(Object[] given) throws Exception {
         int number = (Integer) given[1];
         return topic((String) given[0]).flatMap(
@@ -77,7 +77,7 @@ final class SeenMetadata {
         return partition.leader() == null ? Node.noNode() : partition.leader();
     }
 
-    /** Those that the topic has of its own. */
+    /** Return the configs that are set on the topic itself. */
     private Properties ownSettings(String name) throws Exception {
         ConfigResource resource = new ConfigResource(ConfigResource.Type.TOPIC, name);
         Properties own = new Properties();

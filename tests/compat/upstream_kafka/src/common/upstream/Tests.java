@@ -34,8 +34,8 @@ import org.apache.kafka.metadata.LeaderAndIsr;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * Helpers of Kafka's tests that look into brokers of this process, of which there are none: their waits are over, and
- * whatever broker a test would send its request to, it goes to the first of those outside.
+ * Replacements for helpers of Kafka's tests that use brokers in the test's process, where there are none. Their waits
+ * return at once. Requests go to the first broker outside, unless the test sees brokers ({@link Seen}) and names one.
  */
 public final class Tests {
     private static final int FIRST = 1;
@@ -78,29 +78,29 @@ public final class Tests {
                 .load(requests.getClassLoader(), ClassReloadingStrategy.fromInstalledAgent());
         try {
             Class<?> groups = Class.forName("kafka.server.GroupCoordinatorBaseRequestTest");
-            // So says each of no brokers.
+            // Without brokers the original returns true, because `allMatch` of an empty stream is true.
             new ByteBuddy()
                     .redefine(groups)
                     .method(named("isUnstableApiEnabled"))
                     .intercept(FixedValue.value(false))
-                    // Older ones have a map of Scala's, and those of their tests that run do not ask.
+                    // In older versions it returns a Scala map, and their tests that run do not call it.
                     .method(named("getTopicIds").and(returns(Map.class)))
                     .intercept(MethodDelegation.to(Topics.class))
                     .make()
                     .load(groups.getClassLoader(), ClassReloadingStrategy.fromInstalledAgent());
         } catch (ClassNotFoundException older) {
-            // Only later versions have published it.
+            // The tests' Kafka version has no such class.
         }
     }
 
-    /** Asks where a group is coordinated, by which the topic of offsets comes into being. */
+    /** Look up a group's coordinator, because the first look-up creates the offsets topic. */
     public static void lookForCoordinator() throws ExecutionException, InterruptedException {
         try (Admin admin = Topics.admin()) {
             admin.listConsumerGroupOffsets("nobody").partitionsToOffsetAndMetadata().get();
         }
     }
 
-    /** The topic of offsets, and where it lies: of no partition. */
+    /** Creates the offsets topic, and returns an empty map. The original helper returns the partitions' leaders. */
     public static final class Offsets {
         private Offsets() {}
 
@@ -111,7 +111,7 @@ public final class Tests {
         }
     }
 
-    /** What those helpers have found: of no partition, where it lies. */
+    /** Returns an empty map. The original helpers return the partitions' leaders. */
     public static final class Nothing {
         private Nothing() {}
 
@@ -121,8 +121,8 @@ public final class Tests {
     }
 
     /**
-     * An admin client whose ACLs are there when it has made them: tests do not look at the answers, and wait for the
-     * authorizers of brokers in this process.
+     * Creates admin clients whose `createAcls` returns when the ACLs exist. Tests do not check its result, but wait for
+     * the authorizers of brokers in this process.
      */
     public static final class Admins {
         private Admins() {}
@@ -157,7 +157,7 @@ public final class Tests {
         }
     }
 
-    /** Of one partition, that the first broker leads it. */
+    /** Returns the first broker as the leader of a partition. */
     public static final class Leader {
         private Leader() {}
 
@@ -166,7 +166,7 @@ public final class Tests {
         }
     }
 
-    /** Where those outside are, whichever brokers of this process were asked for. */
+    /** Returns the addresses of the brokers outside, whichever brokers of this process the test passes. */
     public static final class Bootstrap {
         private Bootstrap() {}
 
@@ -176,8 +176,8 @@ public final class Tests {
     }
 
     /**
-     * Which of the brokers outside leads each partition; nothing of a topic that is to have none any more, and of where
-     * transactions are kept, which is no topic outside.
+     * Returns which broker outside leads each partition of a topic. Returns nothing for a topic that the test expects
+     * to be gone, and nothing for `__transaction_state`, because a gateway coordinates transactions without this topic.
      */
     public static final class Led {
         private Led() {}
@@ -201,7 +201,7 @@ public final class Tests {
         }
     }
 
-    /** The ids of all topics, which a controller of this process would know. */
+    /** Returns the ids of all topics, which the original helper reads from a controller in this process. */
     public static final class Topics {
         private Topics() {}
 
@@ -220,7 +220,7 @@ public final class Tests {
         }
     }
 
-    /** That of the broker which is asked for, else of the first that runs; none where a test sees no brokers. */
+    /** Returns the socket server of the requested or first running broker, or null if the test sees no brokers. */
     public static final class Server {
         private Server() {}
 
@@ -240,7 +240,7 @@ public final class Tests {
         }
     }
 
-    /** A connection to the broker that is asked for, else to the first. */
+    /** Opens a connection to the requested broker, or to the first one if the test requests none. */
     public static final class Door {
         private Door() {}
 

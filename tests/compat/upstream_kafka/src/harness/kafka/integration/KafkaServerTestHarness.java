@@ -40,10 +40,11 @@ import upstream.Seen;
 import upstream.Tests;
 
 /**
- * In the place of Kafka's class of this name: what its tests ask of a cluster, answered by brokers outside.
+ * Replaces Kafka's class of this name. Brokers outside this process answer what the tests ask of a cluster.
  *
- * <p>Names and signatures are those that the compiled tests call. There are no brokers in this process, so those who
- * look at all of them see none, or only how they are called; what can only be asked inside of a broker is refused.
+ * <p>Names and signatures are those that the compiled tests call. There are no brokers in this process. So a test that
+ * looks at all brokers gets none, or mocks with ids and ports ({@link Seen}). Methods that need the inside of a broker
+ * are refused.
  */
 public abstract class KafkaServerTestHarness extends QuorumTestHarness {
     private static final Duration PATIENCE = Duration.ofSeconds(15);
@@ -93,7 +94,7 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
         configureSecurityAfterServersStart();
     }
 
-    /** Transactions are of version 1: a test of them would have formatted its own cluster so. */
+    /** Lower transaction.version to 1. With Kafka's harness, the test would format its own cluster with version 1. */
     private void lowerTransactionVersion() {
         var lowered = new FeatureUpdate(OLDER, FeatureUpdate.UpgradeType.SAFE_DOWNGRADE);
         long deadline = Time.SYSTEM.milliseconds() + PATIENCE.toMillis();
@@ -118,7 +119,7 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
         return range == null ? 0 : range.maxVersionLevel();
     }
 
-    /** The group protocol of a test is read from what JUnit calls it, which the class above keeps to itself. */
+    /** Set the superclass's private `testInfo`. It reads a test's group protocol from JUnit's display name in there. */
     private void remember(TestInfo testInfo) {
         try {
             Field field = QuorumTestHarness.class.getDeclaredField("testInfo");
@@ -152,7 +153,7 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
         return instanceConfigs;
     }
 
-    /** None, but for tests that ask for no more than their numbers ({@link Seen}). */
+    /** Return no brokers, or mocks of them for tests that ask only for their ids and ports ({@link Seen}). */
     public Buffer<KafkaBroker> brokers() {
         List<KafkaBroker> all = new ArrayList<>(seen);
         return CollectionConverters.asScala(all);
@@ -251,7 +252,7 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
         return false;
     }
 
-    /** It is there from the beginning. */
+    /** Create the offsets topic by looking up a coordinator. */
     public void createOffsetsTopic(ListenerName listenerName, Properties adminClientConfig)
             throws ExecutionException, InterruptedException {
         Tests.lookForCoordinator();
@@ -274,7 +275,7 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
             Properties adminClientConfig) {
         Map<String, String> configs = new HashMap<>();
         topicConfig.forEach((name, value) -> configs.put(String.valueOf(name), String.valueOf(value)));
-        // As many as there are brokers in this process, for some: none.
+        // Some tests request as many replicas as there are brokers in this process, which is none.
         short replicas = (short) Math.max(replicationFactor, 1);
         return create(new NewTopic(topic, numPartitions, replicas).configs(configs));
     }
@@ -377,7 +378,7 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
         }
     }
 
-    /** Scala's methods throw what they like without declaring it. */
+    /** Throw any exception without declaring it, as Scala's methods do. */
     @SuppressWarnings("unchecked")
     private static <E extends Throwable, T> T raise(Throwable error) throws E {
         throw (E) error;
@@ -426,7 +427,7 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
         return false;
     }
 
-    /** Brokers read them whenever somebody comes. */
+    /** Do nothing, because the brokers read SCRAM credentials whenever a client authenticates. */
     public void waitForUserScramCredentialToAppearOnAllBrokers(String clientPrincipal, String mechanismName) {
     }
 
@@ -456,7 +457,7 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
         return scala.collection.immutable.Map.from(CollectionConverters.asScala(names));
     }
 
-    /** What an admin client has done is done on every broker that it can ask. */
+    /** Do nothing, because a change by an admin client is done on every broker that the client can ask. */
     public void ensureConsistentKRaftMetadata() {}
 
     public void changeClientIdConfig(String sanitizedClientId, Properties configs) {

@@ -5,8 +5,8 @@ import java.util.List;
 import java.util.Properties;
 
 /**
- * In the place of Kafka's class of this name, for which a directory server would have to be here: tests of SASL make one
- * whatever their mechanism, and start it for GSSAPI alone.
+ * Replaces Kafka's class of this name, which needs Apache Directory on the class path. Tests of SASL call {@link
+ * #createConfig} whatever their mechanism, but they start the server only for GSSAPI.
  */
 public final class MiniKdc {
     public MiniKdc(Properties config, File workDir) {}

@@ -5,8 +5,8 @@ import org.apache.kafka.common.message.RequestHeaderData;
 import org.apache.kafka.common.security.auth.KafkaPrincipal;
 
 /**
- * In the place of Kafka's class of this name, which is in a jar that nobody publishes: with it Apache Kafka's own
- * clusters answer which ids their topics have.
+ * Replaces Kafka's class of this name, which is in a jar that Kafka does not publish. Tests that run against Apache
+ * Kafka need this class to ask a controller for the ids of its topics.
  */
 public final class ControllerRequestContextUtil {
     public static final ControllerRequestContext ANONYMOUS_CONTEXT =

@@ -34,10 +34,10 @@ import upstream.Outside;
 import upstream.Seen;
 
 /**
- * In the place of Kafka's class of this name: the cluster that a {@code @ClusterTest} is given lies outside.
+ * Replaces Kafka's class of this name. The cluster that a {@code @ClusterTest} receives runs outside this process.
  *
- * <p>Whether a controller has a process of its own makes a difference to few tests, so of one that asks for both ways
- * that is asked in which it has.
+ * <p>Few tests depend on whether controllers have processes of their own. So a test that is written for both cases runs
+ * only with controllers that have them.
  */
 public class RaftClusterInvocationContext implements TestTemplateInvocationContext {
     private final String baseDisplayName;
@@ -112,7 +112,7 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
             }
         }
 
-        /** Levels of features that a test wants lower than they are; the others are as high as they can be. */
+        /** Lower the features for which the test wants a lower level. The others have their highest level already. */
         private void lower() {
             asked(admin -> {
                 var levels = admin.describeFeatures().featureMetadata().get().finalizedFeatures();
@@ -180,7 +180,7 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
             return ListenerName.normalised("CONTROLLER");
         }
 
-        /** None, but for tests that ask for no more than their numbers ({@link Seen}). */
+        /** Return no brokers, or mocks of them for tests that ask only for their ids and ports ({@link Seen}). */
         @Override
         public Map<Integer, KafkaBroker> brokers() {
             Map<Integer, KafkaBroker> seen = new TreeMap<>();
@@ -190,7 +190,7 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
             return seen;
         }
 
-        /** None, but for tests that ask for no more than their numbers ({@link Seen}): behind these is nothing. */
+        /** Return no controllers, or ids mapped to null for tests that ask only for the ids ({@link Seen}). */
         @Override
         public Map<Integer, ControllerServer> controllers() {
             Map<Integer, ControllerServer> seen = new TreeMap<>();
