@@ -14,7 +14,7 @@ async function answer(response) {
   try {
     data = await response.json();
   } catch {
-    // The proxy in front of the console answered, or nobody did.
+    // The body is not JSON or is incomplete, for example because a proxy in front of the console responded.
   }
   if (response.status === 401) window.dispatchEvent(new Event("login"));
   if (!response.ok) throw new Refused(response.status, data.error || `The console answered ${response.status}.`);
@@ -39,7 +39,8 @@ export async function refreshSession() {
   Object.assign(session, await get("session"));
 }
 
-// Opens a stream; returns a function that closes it. A hidden page closes its stream, so it costs nothing.
+// Opens a stream and returns a function that closes it. The stream is closed while the page is hidden, so that a hidden
+// page costs nothing.
 export function stream(path, parameters, handlers) {
   let source = null;
   let closed = false;

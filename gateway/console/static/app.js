@@ -1,4 +1,5 @@
-// The frame: pages by the address's fragment, the session, light and dark.
+// The frame of the console: it shows the page that the URL's fragment names, the login form, and the light or dark
+// theme.
 
 import { post, refreshSession, Refused, session } from "./api.js";
 import { h, notice } from "./dom.js";
@@ -108,7 +109,7 @@ function byProvider(ended) {
     h("a", { class: "button", href: "/api/oidc/login", onclick: remember }, `Log in at ${session.provider}`));
 }
 
-// The provider sends the browser to the overview. This shows the page from which the login began.
+// The provider sends the browser to the overview. Go back to the page on which the login began.
 function returnFromProvider() {
   if (session.needsLogin || !route().parameters.has("login")) return;
   const place = sessionStorage.getItem(PLACE) || "";
@@ -116,7 +117,8 @@ function returnFromProvider() {
   history.replaceState(null, "", place.startsWith("#/") ? place : "#/");
 }
 
-// For a cluster whose users are an identity provider's: the access token with which a client would log in.
+// A form for clusters whose users belong to an identity provider. It takes the access token with which a client would
+// log in.
 function byToken() {
   const said = h("p", { class: "bad small", role: "alert" });
   const token = h("textarea", { rows: 4, autocomplete: "off", spellcheck: "false", required: true });

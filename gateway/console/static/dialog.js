@@ -1,4 +1,4 @@
-// An action in two steps: the plan of what would happen, then the confirmation of exactly that plan.
+// A dialog for an action in two steps: it shows the plan of the changes, then the user confirms exactly this plan.
 
 import { post } from "./api.js";
 import { count, h, table } from "./dom.js";
@@ -6,7 +6,8 @@ import { count, h, table } from "./dom.js";
 const NAMES = { topic: "Topic", partition: "Partition", committed: "Committed", new: "New", moved: "Moved", lag: "Lag then", setting: "Setting", before: "Before", after: "After" };
 const shown = (value) => (typeof value === "number" ? count(value) : value === null || value === undefined ? "–" : String(value));
 
-// Shows the dialog; returns what was done, or null. `given.form` and `given.given()` ask for values first.
+// Shows the dialog. Resolves to a description of the completed action, or to null if there was none. If the action
+// needs values, `form` asks for them and `given()` returns them.
 export function confirmAction({ group, form, given, ...fixed }, title) {
   return new Promise((resolve) => {
     let done = null;

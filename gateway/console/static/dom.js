@@ -1,4 +1,5 @@
-// Elements from values. Every text goes into a text node, so no name that a client chose can become markup.
+// Functions that make elements from values. All text becomes text nodes, so a name that a client chose cannot become
+// markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 

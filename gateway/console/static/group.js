@@ -1,4 +1,5 @@
-// One group: who owns what and since when, what happened and why, lag, members, and what an administrator may do.
+// The page of one group: the ownership timeline, the history with its causes, lag, members, offsets, settings, and the
+// actions of an administrator.
 
 import { get, session, stream } from "./api.js";
 import { confirmAction } from "./dialog.js";
@@ -295,7 +296,7 @@ class Page {
     session.readOnly || !rows.length ? null : h("div", { class: "buttons" }, topics.map((topic) => h("button", { class: "plain", onclick: () => this.act({ action: "forget", topic }, "Delete offsets") }, `Delete offsets of ${topic}…`)))));
   }
 
-  // Keeps the focus and the scroll position of a table that is drawn again.
+  // Redraws a table and keeps its focus and scroll position.
   replace(holder, content) {
     const active = holder.contains(document.activeElement) ? [...holder.querySelectorAll("button, a, [tabindex]")].indexOf(document.activeElement) : -1;
     const left = holder.querySelector(".scroll")?.scrollLeft || 0;

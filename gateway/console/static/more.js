@@ -1,4 +1,4 @@
-// Transactions, share groups, nodes, access, settings.
+// The pages for transactions, share groups, nodes, access and settings.
 
 import { get } from "./api.js";
 import { ago, count, h, link, table } from "./dom.js";
@@ -71,7 +71,7 @@ const PASSES = {
   "transactional id expiry": "removes transactional ids that are long unused",
 };
 
-// The figures that each node counts since it began. A node of an earlier release sends none.
+// Tables of the figures that each node counts since its start. A node of an earlier release sends no figures.
 function figures(rows, known) {
   const of = (row, name, label = "") => ((known[row.id] || {})[name] || {})[label] || 0;
   const failed = (row) => Object.values((known[row.id] || {}).storage_errors || {}).reduce((sum, value) => sum + value, 0);
@@ -115,7 +115,8 @@ export async function show(main, parameters, page) {
   return () => clearInterval(timer);
 }
 
-// What the viewer may not see is said, and does not hide the rest.
+// Shows the error in place of a part that the viewer may not see or that fails to load, so that the other parts still
+// appear.
 async function part(title, load) {
   try {
     return card(title, await load());

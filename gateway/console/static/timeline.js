@@ -1,5 +1,5 @@
-// The ownership timeline: one lane per partition, coloured by member, on one axis of time.
-// Pan by dragging or with the arrow keys, zoom with + and − or Ctrl and the wheel. "live" follows the present.
+// The ownership timeline: one lane per partition, coloured by member, on one time axis. The user pans by dragging or
+// with the arrow keys, and zooms with + and − or with Ctrl and the wheel. "live" follows the present.
 
 import { clock, day, h, s } from "./dom.js";
 
@@ -271,7 +271,8 @@ export class Timeline {
     }
   }
 
-  // Marks that would overlap share one place: the most important one is drawn, the others are in its text.
+  // Marks that would overlap share one place. Only the most important one is drawn, and its text gives the number of
+  // the others.
   marks(x, sees) {
     const order = ["lost", "fenced", "missing", "deleted", "seen", "silent", "left", "joined", "loaded"];
     const shown = [];
@@ -323,7 +324,7 @@ export function axis(from, to, x, inner, height) {
 
 // --- lag -----------------------------------------------------------------------------------------------------
 
-// Lag of each partition over the same window, one line per partition, coloured by its present owner.
+// A chart of each partition's lag in the timeline's window: one line per partition, in the colour of its current owner.
 export function lagChart(points, from, to, width, colour) {
   const height = 120, gutter = width < 520 ? 34 : 46, inner = Math.max(width - gutter - 8, 50);
   const lines = new Map();

@@ -1,4 +1,4 @@
-// One topic: partitions, consumers, settings, and its records.
+// The page of one topic: its records, partitions, consumers and settings.
 
 import { get, post, stream } from "./api.js";
 import { bytes, count, h, link, notice, rate, table, when } from "./dom.js";

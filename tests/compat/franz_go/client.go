@@ -21,7 +21,7 @@ var codecs = map[string]kgo.CompressionCodec{
 	"zstd":   kgo.ZstdCompression(),
 }
 
-// client adapts kgo's producer and consumer, and kadm.
+// client implements the interfaces of package compat with kgo and kadm.
 type client struct {
 	kafka *kgo.Client
 	admin *kadm.Client
@@ -172,8 +172,8 @@ func (c *client) AddPartitions(ctx context.Context, topic string, total int) err
 	return c.learn(ctx, topic, int32(total-1))
 }
 
-// learn waits until kgo knows a partition of a topic that it produces to: until it has asked again it refuses records
-// for one that was added, and members may be given that sooner.
+// learn waits until kgo knows a new partition of a topic that it produces to. Until kgo has refreshed its metadata, it
+// refuses records for that partition, and a member may own the partition before that.
 func (c *client) learn(ctx context.Context, topic string, partition int32) error {
 	if leader, _, err := c.kafka.PartitionLeader(topic, 0); err != nil || leader < 0 {
 		return nil

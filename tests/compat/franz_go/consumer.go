@@ -22,13 +22,13 @@ var balancers = map[string]func() kgo.GroupBalancer{
 	"cooperative-sticky": kgo.CooperativeStickyBalancer,
 }
 
-// serverSide stands for the consumer protocol, in which members have no assignors.
+// serverSide, in place of an assignor, selects the consumer protocol, whose members have no assignors.
 const serverSide = "consumer"
 
 const pollRecords = 200
 
-// consumer is a member of a group. Rebalances wait while it processes what it has polled, so that what its revoke
-// callback commits is all that it has processed.
+// consumer is a member of a group. A rebalance waits until the member has processed the records that it has polled. So
+// the commit in its revoke callback covers exactly the records that it has processed.
 type consumer struct {
 	*compat.Ownership
 	client *kgo.Client
@@ -41,7 +41,7 @@ type consumer struct {
 	err    error
 }
 
-// options have short times, so that a scenario ends soon.
+// options returns options with short times, so that a scenario ends soon.
 func options() []kgo.Opt {
 	opts := []kgo.Opt{
 		kgo.SeedBrokers(compat.Bootstrap()),
@@ -49,7 +49,8 @@ func options() []kgo.Opt {
 		kgo.MetadataMaxAge(time.Second),
 		kgo.MetadataMinAge(100 * time.Millisecond),
 		kgo.RetryBackoffFn(func(int) time.Duration { return 100 * time.Millisecond }),
-		// The gateway asks for no authentication: a connection that ends says nothing about it.
+		// The gateway requires no authentication. By default kgo takes an EOF on a connection's first request for
+		// missing SASL or TLS, and does not retry.
 		kgo.AlwaysRetryEOF(),
 	}
 	if os.Getenv("COMPAT_DEBUG") != "" {
@@ -140,7 +141,7 @@ func (c *consumer) poll(ctx context.Context, name string) {
 				c.mu.Unlock()
 			}
 			if errors.Is(err, kerr.UnknownTopicOrPartition) || errors.Is(err, kerr.UnknownTopicID) {
-				// kgo leaves it to the application to give up a topic that is gone.
+				// kgo leaves it to the application to stop consuming a deleted topic.
 				c.client.PurgeTopicsFromConsuming(topic)
 			}
 		})
@@ -149,7 +150,8 @@ func (c *consumer) poll(ctx context.Context, name string) {
 	}
 }
 
-// deliver includes what a poll has brought that was interrupted: it counts as polled, and would be committed.
+// deliver reports records as delivered. An interrupted poll may also return records. These are delivered too, because
+// kgo counts them as polled and would commit their offsets.
 func (c *consumer) deliver(fetches kgo.Fetches) {
 	fetches.EachRecord(func(record *kgo.Record) { c.Delivered(record.Topic, record.Partition, record.Offset) })
 }

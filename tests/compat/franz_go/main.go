@@ -1,4 +1,5 @@
-// franz-go against the gateway: what the Go suites share, through kgo, kadm and, for single requests, kmsg.
+// Command franz_go runs the scenarios that the Go suites share against the gateway. It uses franz-go's kgo and kadm,
+// and kmsg for single requests.
 package main
 
 import (

@@ -12,7 +12,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// rawMember writes frames of kmsg to a connection, in the versions it is told; kgo has no part in it.
+// rawMember writes requests of kmsg to its own connection and reads the responses, without kgo. LeaveGroup has the
+// version that the caller names. Every other request has the newest version of kmsg.
 type rawMember struct {
 	group       string
 	conn        net.Conn
@@ -37,7 +38,7 @@ func (c *client) Member(group string) (compat.RawMember, error) {
 
 func (m *rawMember) Close() { _ = m.conn.Close() }
 
-// exchange sends one request and reads its answer.
+// exchange sends one request and reads its response.
 func (m *rawMember) exchange(request kmsg.Request) (kmsg.Response, error) {
 	m.correlation++
 	if _, err := m.conn.Write(m.format.AppendRequest(nil, request, m.correlation)); err != nil {

@@ -26,7 +26,7 @@ func (c *client) Transactional(ctx context.Context, id string, timeout time.Dura
 	if err != nil {
 		return nil, err
 	}
-	// kgo takes the id with the first record, unless it is asked for it.
+	// kgo requests a producer id with the first record, unless the application asks for the producer id before.
 	if _, _, err := kafka.ProducerID(ctx); err != nil {
 		kafka.Close()
 		return nil, err
@@ -98,7 +98,7 @@ func (r *reader) Read(ctx context.Context, count int, within time.Duration) ([]c
 
 func (r *reader) Close() { r.kafka.Close() }
 
-// poll ends early, without an error, when the time is over.
+// poll returns the next `count` records, or fewer without an error if they do not arrive in time.
 func poll(
 	ctx context.Context, pollRecords func(context.Context, int) kgo.Fetches, count int, within time.Duration,
 ) ([]*kgo.Record, error) {
@@ -115,7 +115,7 @@ func poll(
 	return records, nil
 }
 
-// transformer is kgo's own session of a group and a producer.
+// transformer is kgo's GroupTransactSession, which combines a group member with a transactional producer.
 type transformer struct{ session *kgo.GroupTransactSession }
 
 func (c *client) Transformer(_ context.Context, id, group, topic string) (compat.Transformer, error) {

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// AdminScenarios are the canonical ones of the admin API.
+// AdminScenarios returns the canonical scenarios of the admin API.
 func AdminScenarios(open func(*T) Client, join JoinFunc, assignor string) []Scenario {
 	return []Scenario{
 		{Name: "admin.topics", Run: func(t *T) { topics(t, open(t)) }},

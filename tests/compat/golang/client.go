@@ -7,20 +7,20 @@ import (
 	"time"
 )
 
-// ErrFenced is what has ended a static member whose instance id another one has taken.
+// ErrFenced is the error of a static member whose instance id another member has taken.
 var ErrFenced = errors.New("fenced")
 
-// Commit says when a consumer commits what it has processed.
+// Commit says when a consumer commits the offsets of processed records.
 type Commit string
 
 const (
-	// CommitAuto is by the client's timer, and when partitions are taken away.
+	// CommitAuto commits by the client's timer, and when partitions are revoked.
 	CommitAuto Commit = "auto"
-	// CommitInRevoke is only in the callback in which partitions are taken away.
+	// CommitInRevoke commits only in the revoke callback.
 	CommitInRevoke Commit = "revoke"
 )
 
-// Options of a consumer. Names that are left empty are not sent.
+// Options are the options of a consumer. An empty string means that the consumer does not use this option.
 type Options struct {
 	Name      string
 	Group     string
@@ -29,11 +29,12 @@ type Options struct {
 	Assignors []string // Kafka's names, in order of preference
 	Instance  string
 	Commit    Commit
-	// LongSession is for members that leave: a slow machine cannot confuse leaving with an expired session.
+	// LongSession is for members that leave. On a slow machine it keeps a hand-over after a LeaveGroup from being
+	// mistaken for an expired session.
 	LongSession bool
 }
 
-// SessionTimeout of the member.
+// SessionTimeout returns the member's session timeout.
 func (o Options) SessionTimeout() time.Duration {
 	if o.LongSession {
 		return longSessionTimeout
@@ -43,32 +44,32 @@ func (o Options) SessionTimeout() time.Duration {
 
 // Consumer is a member of a group, with its own connections.
 type Consumer interface {
-	// Owned is what it owns at this moment, sorted.
+	// Owned returns the partitions that the member owns now, sorted.
 	Owned() []Partition
-	// Generation is -1 where it is not known.
+	// Generation returns -1 if the generation is unknown.
 	Generation() int32
 	MemberID() string
-	// Err is what ended it for good, such as having been fenced.
+	// Err returns the error that ended the member for good, such as ErrFenced.
 	Err() error
-	// SetTopics changes the subscription of a member that stays.
+	// SetTopics changes the subscription of a member, which stays in the group.
 	SetTopics(topics []string)
-	// Close leaves the group; a static member stays in it.
+	// Close closes the member. A dynamic member leaves the group, a static member does not.
 	Close() error
 }
 
 // JoinFunc opens a consumer; it returns before the consumer owns anything.
 type JoinFunc func(options Options, sink Sink) (Consumer, error)
 
-// Header of a record.
+// RecordHeader is a header of a record.
 type RecordHeader struct {
 	Key   string
 	Value []byte
 }
 
-// Message is a record; nil and empty keys and values differ.
+// Message is a record. A nil key or value differs from an empty one.
 type Message struct {
 	Offset      int64
-	TimestampMS int64 // 0: the client's own
+	TimestampMS int64 // 0: the client sets the time
 	Key         []byte
 	Value       []byte
 	Headers     []RecordHeader
@@ -77,13 +78,13 @@ type Message struct {
 // DialFunc opens a connection.
 type DialFunc func(ctx context.Context, network, address string) (net.Conn, error)
 
-// GroupMember as a broker describes it.
+// GroupMember is a member as a broker describes it.
 type GroupMember struct {
 	ID       string
 	ClientID string
 }
 
-// Group as a broker describes it.
+// Group is a group as a broker describes it.
 type Group struct {
 	State        string
 	ProtocolType string
@@ -91,29 +92,30 @@ type Group struct {
 	Members      []GroupMember
 }
 
-// Times that OffsetAt takes besides milliseconds since the epoch.
+// Special timestamps of OffsetAt, whose other timestamps are milliseconds since the epoch.
 const (
 	Latest   = int64(-1)
 	Earliest = int64(-2)
 )
 
-// Client does everything outside of groups. It may be used by several goroutines.
+// Client does everything except membership in groups. Several goroutines may use it.
 type Client interface {
-	// Produce sends one record to a partition and answers its offset once it is stored.
+	// Produce sends one record to a partition and returns its offset once it is stored.
 	Produce(ctx context.Context, partition Partition, value []byte) (int64, error)
-	// ProduceAll sends records to a partition as batches of a codec, and waits for all.
+	// ProduceAll sends records to a partition in batches compressed with `codec`, and waits until all are stored.
 	ProduceAll(ctx context.Context, codec string, partition Partition, messages []Message) error
-	// ProduceIdempotent sends values by an idempotent producer over connections of `dial`, and waits for all.
+	// ProduceIdempotent sends values with an idempotent producer, whose connections `dial` opens, and waits until all
+	// are stored.
 	ProduceIdempotent(ctx context.Context, dial DialFunc, partition Partition, values []string) error
-	// Read consumes `count` records of a partition without a group, from an offset.
+	// Read reads `count` records of a partition without a group, beginning at an offset.
 	Read(ctx context.Context, partition Partition, offset int64, count int) ([]Message, error)
-	// OffsetAt asks for Earliest, Latest, or the first offset at or after a time.
+	// OffsetAt returns the offset for Earliest or Latest, or the offset of the first record at or after a time.
 	OffsetAt(ctx context.Context, partition Partition, timestampMS int64) (int64, error)
 
 	CreateTopic(ctx context.Context, topic string, partitions int) error
-	// Partitions counts the partitions of a topic; 0 if there is no such topic.
+	// Partitions returns the number of partitions of a topic, or 0 if no such topic exists.
 	Partitions(ctx context.Context, topic string) (int, error)
-	// AddPartitions brings a topic to `total` partitions.
+	// AddPartitions increases the number of a topic's partitions to `total`.
 	AddPartitions(ctx context.Context, topic string, total int) error
 	DeleteTopic(ctx context.Context, topic string) error
 	DeleteRecords(ctx context.Context, partition Partition, before int64) error
@@ -123,12 +125,12 @@ type Client interface {
 	Groups(ctx context.Context) ([]string, error)
 	DescribeGroup(ctx context.Context, group string) (Group, error)
 	DeleteGroup(ctx context.Context, group string) error
-	// Committed is -1 for a partition without a committed offset.
+	// Committed returns the committed offset of a partition, or -1 if it has none.
 	Committed(ctx context.Context, group string, partition Partition) (int64, error)
-	// AlterCommitted commits on behalf of a group without members.
+	// AlterCommitted commits an offset for a group without members.
 	AlterCommitted(ctx context.Context, group string, partition Partition, offset int64) error
 
-	// Member opens a connection for requests of the group protocol, one by one.
+	// Member opens a connection on which the caller sends single requests of the group protocol.
 	Member(group string) (RawMember, error)
 	Close()
 }

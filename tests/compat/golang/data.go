@@ -12,10 +12,10 @@ import (
 	"sync/atomic"
 )
 
-// Codecs by Kafka's names.
+// Codecs lists the compression codecs by Kafka's names.
 var Codecs = []string{"none", "gzip", "snappy", "lz4", "zstd"}
 
-// DataScenarios are the canonical ones of producing and consuming.
+// DataScenarios returns the canonical scenarios of producing and consuming.
 func DataScenarios(open func(*T) Client) []Scenario {
 	var scenarios []Scenario
 	for _, codec := range Codecs {
@@ -40,7 +40,7 @@ const largeRecordBytes = 900_000
 
 func roundTrip(t *T, client Client, codec string) {
 	partition := Partition{newTopic(t, client, 1), 0}
-	// Half of it random: a codec has work to do, and cannot make it small.
+	// Half of the value is random, so that a codec can compress the record but cannot make it small.
 	large := make([]byte, largeRecordBytes)
 	random := rand.NewChaCha8([32]byte{7})
 	if _, err := random.Read(large[:largeRecordBytes/2]); err != nil {
@@ -106,18 +106,19 @@ func idempotent(t *T, client Client) {
 	}
 }
 
-// Cutter dials connections that lose the answers to some Produce requests: each of those is processed, and when its
-// answer comes the connection breaks. At counts Produce requests over all connections, from 1.
+// Cutter dials connections that lose the responses to some Produce requests. The broker processes such a request, and
+// the connection breaks when the response arrives. At has the numbers of these requests, counted from 1 over all
+// connections.
 type Cutter struct {
 	At       []int64
 	produces atomic.Int64
 	cuts     atomic.Int64
 }
 
-// Cuts counts answers that were lost.
+// Cuts returns the number of lost responses.
 func (c *Cutter) Cuts() int64 { return c.cuts.Load() }
 
-// Dial is a DialFunc.
+// Dial opens a connection. It is a DialFunc.
 func (c *Cutter) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, network, address)
@@ -138,7 +139,8 @@ const (
 	requestKeyStart = 4
 )
 
-// Write sees whole requests: both clients hand over one request, or several, at a time.
+// Write looks for a Produce request at the start of `buffer`. Both clients pass one or several whole requests at a
+// time.
 func (c *cutConn) Write(buffer []byte) (int, error) {
 	if len(buffer) > requestKeyStart+2 && binary.BigEndian.Uint16(buffer[requestKeyStart:]) == produceKey {
 		if slices.Contains(c.cutter.At, c.cutter.produces.Add(1)) {

@@ -10,18 +10,19 @@ import (
 
 const (
 	flowEvery = 40 * time.Millisecond
-	// quietFor is more than the checker's REBALANCE_QUIET_MS.
+	// quietFor is the shortest time that Steady takes.
 	quietFor = 1200 * time.Millisecond
-	// drainLimit is how long records may take to arrive once nothing is produced any more.
+	// drainLimit is how long a scenario waits for records to be delivered.
 	drainLimit = 45 * time.Second
 )
 
-// Flow produces to every partition all the time, so that a rebalance is always one under load.
+// Flow produces to every partition all the time, so that every rebalance happens under load.
 type Flow struct {
 	t      *T
 	client Client
 	log    *Log
-	// outages: a record that cannot be produced is tried again instead of failing the scenario.
+	// outages means that the gateway may be down. Then a failed Produce does not fail the scenario, and the flow
+	// continues.
 	outages bool
 	cancel  context.CancelFunc
 	ctx     context.Context
@@ -30,7 +31,7 @@ type Flow struct {
 	counts  map[Partition]int
 }
 
-// StartFlow begins with these partitions.
+// StartFlow starts a flow to these partitions.
 func StartFlow(t *T, client Client, log *Log, outages bool, partitions ...Partition) *Flow {
 	ctx, cancel := context.WithCancel(t.Context)
 	flow := &Flow{t: t, client: client, log: log, outages: outages, ctx: ctx, cancel: cancel, counts: map[Partition]int{}}
@@ -41,7 +42,7 @@ func StartFlow(t *T, client Client, log *Log, outages bool, partitions ...Partit
 	return flow
 }
 
-// Add takes in one more partition.
+// Add makes the flow produce to one more partition.
 func (f *Flow) Add(partition Partition) {
 	f.mu.Lock()
 	f.counts[partition] = 0
@@ -55,7 +56,8 @@ func (f *Flow) Add(partition Partition) {
 				return
 			case <-ticker.C:
 			}
-			// Not under f.ctx: a record that was sent when the flow stops is still acknowledged, and logged.
+			// Use the scenario's context and not f.ctx: a record in flight when the flow stops is then still
+			// acknowledged and logged.
 			offset, err := f.client.Produce(f.t.Context, partition, fmt.Appendf(nil, "%d", i))
 			if err != nil {
 				if f.outages && f.t.Context.Err() == nil {
@@ -77,11 +79,10 @@ func (f *Flow) stop() {
 	f.done.Wait()
 }
 
-// Moves waits until every partition has had more records, and some have been delivered.
+// Moves waits until every partition has more acknowledged records, and more records were delivered.
 func (f *Flow) Moves() { f.moves(0) }
 
-// Steady is Moves for long enough that the checker tells the rebalances before and after it apart, and measures the
-// pause in each.
+// Steady is Moves, but takes at least quietFor.
 func (f *Flow) Steady() { f.moves(quietFor) }
 
 func (f *Flow) moves(atLeast time.Duration) {
@@ -108,7 +109,7 @@ func (f *Flow) moves(atLeast time.Duration) {
 	})
 }
 
-// Drain stops the flow and waits until everything has been delivered.
+// Drain stops the flow and waits until every acknowledged record has been delivered.
 func (f *Flow) Drain() {
 	f.stop()
 	f.t.Wait("everything delivered", drainLimit, func() string {

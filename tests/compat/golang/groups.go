@@ -7,19 +7,19 @@ import (
 	"time"
 )
 
-// GroupCase is what the group scenarios need to know of a client.
+// GroupCase describes a client for the group scenarios.
 type GroupCase struct {
 	Client      func(t *T) Client
-	Eager       []string // assignors
+	Eager       []string // eager assignors
 	Cooperative string   // "" if the client has none
-	Regex       string   // why it has no pattern subscriptions; "" if it has them
-	TenRuns     []string // assignors that are run ten times
-	// ServerSide stands among a member's assignors for the consumer protocol (KIP-848), where the coordinator assigns;
-	// "" if the client does not have it.
+	Regex       string   // why the client has no pattern subscriptions; "" if it has them
+	TenRuns     []string // assignors for which a ten-runs scenario exists
+	// ServerSide, listed among a member's assignors, means the consumer protocol (KIP-848), in which the coordinator
+	// assigns. It is "" if the client does not have that protocol.
 	ServerSide string
 }
 
-// Scenarios are the canonical ones of consumer groups.
+// Scenarios returns the canonical scenarios of consumer groups.
 func (c GroupCase) Scenarios() []Scenario {
 	var scenarios []Scenario
 	add := func(name string, run func(*T)) {
@@ -67,8 +67,9 @@ func (c GroupCase) Scenarios() []Scenario {
 	return scenarios
 }
 
-// serverSide is the same again for groups of the consumer protocol: what happens to members and to the gateway. Who
-// assigns, and how a static member is fenced, are of the classic protocol alone.
+// serverSide returns the scenarios for groups of the consumer protocol. They repeat the scenarios in which something
+// happens to members or to the gateway. The scenarios of assignors and of the fencing of static members apply only to
+// the classic protocol.
 func (c GroupCase) serverSide() []Scenario {
 	c.Eager, c.Cooperative, c.ServerSide = []string{c.ServerSide}, c.ServerSide, ""
 	var scenarios []Scenario
@@ -105,7 +106,7 @@ func (c GroupCase) mode(assignor string) string {
 	return "eager"
 }
 
-// Scene is a topic, a group, its members and their log.
+// Scene is a topic, a group that reads it, and the delivery log of the group's members.
 type Scene struct {
 	T          *T
 	Client     Client
@@ -118,7 +119,7 @@ type Scene struct {
 	partitions int
 }
 
-// SceneOptions with zero values where a scenario does not care.
+// SceneOptions are the options of a scene. A scenario sets only the options that matter to it.
 type SceneOptions struct {
 	Partitions        int
 	Assignors         []string
@@ -127,7 +128,7 @@ type SceneOptions struct {
 	Commit            Commit
 }
 
-// NewScene makes a topic and a log.
+// NewScene creates a topic and opens a delivery log.
 func NewScene(t *T, client Client, join JoinFunc, options SceneOptions) *Scene {
 	scene := &Scene{
 		T: t, Client: client, Topic: t.NewName("topic"), Group: t.NewName("group"), Assignors: options.Assignors,
@@ -149,10 +150,10 @@ func (c GroupCase) scene(t *T, partitions int, assignor string, redeliveryAllowe
 	})
 }
 
-// Partitions of the scene's topic.
+// Partitions returns the partitions of the scene's topic.
 func (s *Scene) Partitions() []Partition { return PartitionsOf(s.Topic, s.partitions) }
 
-// PartitionsOf a topic.
+// PartitionsOf returns the first `count` partitions of a topic.
 func PartitionsOf(topic string, count int) []Partition {
 	partitions := make([]Partition, count)
 	for i := range partitions {
@@ -161,46 +162,47 @@ func PartitionsOf(topic string, count int) []Partition {
 	return partitions
 }
 
-// Options of a member that reads the scene's topic.
+// Options returns the options of a member that reads the scene's topic.
 func (s *Scene) Options(name string) Options {
 	return Options{Name: name, Group: s.Group, Topics: []string{s.Topic}, Assignors: s.Assignors, Commit: s.Commit}
 }
 
-// Member joins in this process.
+// Member starts a member in this process.
 func (s *Scene) Member(name string) Consumer { return s.Start(s.Options(name)) }
 
-// PatientMember joins in this process with a long session.
+// PatientMember starts a member with a long session in this process.
 func (s *Scene) PatientMember(name string) Consumer {
 	options := s.Options(name)
 	options.LongSession = true
 	return s.Start(options)
 }
 
-// Start joins with options.
+// Start starts a member with these options in this process.
 func (s *Scene) Start(options Options) Consumer {
 	consumer, err := s.Join(options, s.Log)
 	s.T.Must(err, "member "+options.Name)
-	s.T.Cleanup(func() { _ = consumer.Close() }) // a scenario that cares has closed it itself
+	s.T.Cleanup(func() { _ = consumer.Close() }) // a scenario that checks the error closes the member itself
 	return consumer
 }
 
-// Close has members leave, the first one first.
+// Close closes the members one after the other.
 func (s *Scene) Close(members ...Consumer) {
 	for _, member := range members {
 		s.T.Must(member.Close(), "close")
 	}
 }
 
-// Settled waits until every partition has exactly one owner, members are as even as can be, and all of them are of
-// one generation.
+// Settled waits until every partition of the scene has exactly one owner, no member owns two partitions more than
+// another, and all members are in the same generation.
 func (s *Scene) Settled(members ...Consumer) { s.T.Settled(s.Partitions(), true, members...) }
 
-// Settled is for any set of partitions. `even`: no member owns two more than another.
+// Settled waits for the same with any set of partitions. If `even` is not set, the members may own different numbers of
+// partitions.
 func (t *T) Settled(partitions []Partition, even bool, members ...Consumer) {
 	t.SettledWithin(settleLimit, partitions, even, members...)
 }
 
-// SettledWithin has its own deadline.
+// SettledWithin is Settled with a time limit of its own.
 func (t *T) SettledWithin(within time.Duration, partitions []Partition, even bool, members ...Consumer) {
 	want := sortPartitions(slices.Clone(partitions))
 	t.Wait("group settled", within, func() string {
@@ -287,7 +289,7 @@ func (c GroupCase) onePartitionThreeConsumers(t *T) {
 func (c GroupCase) members(t *T, scene *Scene, count int) string {
 	group, err := scene.Client.DescribeGroup(t.Context, scene.Group)
 	if err != nil {
-		return err.Error() // the group is there once its first member has joined
+		return err.Error() // the group exists once its first member has joined
 	}
 	if group.State != "Stable" || len(group.Members) != count {
 		return fmt.Sprintf("%s with %d members", group.State, len(group.Members))
@@ -302,7 +304,7 @@ func (c GroupCase) leave(t *T) {
 	scene.Settled(first, second)
 	flow.Steady()
 	scene.Close(second)
-	// Well before its session would have run out.
+	// SoonLimit is well below the session timeout, so the LeaveGroup has caused the hand-over.
 	t.SettledWithin(SoonLimit, scene.Partitions(), true, first)
 	flow.Steady()
 	flow.Drain()
@@ -439,7 +441,7 @@ func (c GroupCase) staticMembers(t *T) {
 	c.fenced(t, scene)
 }
 
-// fenced is unlogged: for a moment both processes own the partition, which is what fencing ends.
+// fenced discards the deliveries, because both members own the partitions until the older one is fenced.
 func (c GroupCase) fenced(t *T, scene *Scene) {
 	options := scene.Options("old")
 	options.Group, options.Instance = t.NewName("group"), "same"
@@ -508,7 +510,7 @@ func (c GroupCase) rollingUpgrade(t *T) {
 			scene.Settled(members...)
 			flow.Steady()
 			if bounce == 0 && i < len(members)-1 {
-				c.expectProtocol(t, scene, "range") // one member knows nothing else
+				c.expectProtocol(t, scene, "range") // at least one member still offers only range
 			}
 		}
 		c.expectProtocol(t, scene, c.Cooperative)

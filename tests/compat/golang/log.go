@@ -43,12 +43,12 @@ type Event struct {
 	Offset    int64   `json:"offset"`
 }
 
-// Sink takes events; it stamps those without a time.
+// Sink accepts events. It sets the time of an event that has none.
 type Sink interface{ Write(event Event) }
 
 func now() float64 { return float64(time.Now().UnixMicro()) / 1000 }
 
-// Log writes a file, and knows what was acknowledged and what was delivered.
+// Log is a delivery log. It writes events to a file, and remembers which records were acknowledged and delivered.
 type Log struct {
 	mu        sync.Mutex
 	file      *os.File
@@ -76,7 +76,7 @@ func newLog(path string, header Header) (*Log, error) {
 	return &Log{file: file, err: err, produced: produced, delivered: delivered}, nil
 }
 
-// Write appends an event. What cannot be written makes the scenario fail at its end.
+// Write appends an event. If that fails, the scenario fails at its end.
 func (l *Log) Write(event Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -107,14 +107,14 @@ func mark(offsets map[Partition]map[int64]bool, partition Partition, offset int6
 	offsets[partition][offset] = true
 }
 
-// Delivered counts deliveries, those of one record again too.
+// Delivered returns the number of deliveries, including repeated deliveries of one record.
 func (l *Log) Delivered() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.count
 }
 
-// Missing counts acknowledged records that were not delivered yet.
+// Missing returns the number of acknowledged records that were not delivered yet.
 func (l *Log) Missing() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -138,14 +138,14 @@ func (l *Log) close() error {
 	return l.err
 }
 
-// Discard is for groups whose deliveries prove nothing.
+// Discard ignores events. It is for groups whose deliveries are not checked.
 var Discard Sink = discard{}
 
 type discard struct{}
 
 func (discard) Write(Event) {}
 
-// Ownership is what one member owns; every change of it goes to the log in the same moment.
+// Ownership holds the partitions that one member owns. Each change is logged immediately.
 type Ownership struct {
 	member string
 	sink   Sink
@@ -153,12 +153,12 @@ type Ownership struct {
 	owned  map[Partition]bool
 }
 
-// NewOwnership starts empty.
+// NewOwnership returns an Ownership without partitions.
 func NewOwnership(member string, sink Sink) *Ownership {
 	return &Ownership{member: member, sink: sink, owned: map[Partition]bool{}}
 }
 
-// Assigned, Revoked, Lost and Delivered log what the client's callbacks say.
+// Assigned, Revoked, Lost and Delivered log what the client reports.
 func (o *Ownership) Assigned(topic string, partition int32) {
 	o.change("assigned", topic, partition, true)
 }
@@ -184,7 +184,7 @@ func (o *Ownership) Delivered(topic string, partition int32, offset int64) {
 	o.sink.Write(Event{Kind: "delivered", Member: o.member, Topic: topic, Partition: partition, Offset: offset})
 }
 
-// Ended logs that the member is gone: closed or killed.
+// Ended logs the end of the member's ownership: `kind` is closed or killed.
 func (o *Ownership) Ended(kind string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -192,7 +192,7 @@ func (o *Ownership) Ended(kind string) {
 	o.sink.Write(Event{Kind: kind, Member: o.member, Partition: -1, Offset: -1})
 }
 
-// Owned is sorted.
+// Owned returns the owned partitions, sorted.
 func (o *Ownership) Owned() []Partition {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -12,11 +12,12 @@ import (
 	"syscall"
 )
 
-// memberVariable holds a member's options in the process that is to be that member.
+// memberVariable is the environment variable with the options of a member. A process that finds it set runs that
+// member.
 const memberVariable = "COMPAT_MEMBER_OPTIONS"
 
-// MemberProcess is a member in a process of its own, which can be killed and stopped. It reports on a pipe: what it
-// has written before it was killed is still read.
+// MemberProcess is a member in a process of its own, which can be killed and stopped. The process writes its events to
+// a pipe, so that events from before a kill can still be read.
 type MemberProcess struct {
 	*Ownership
 	command *exec.Cmd
@@ -42,7 +43,7 @@ func (p *pipe) Write(event Event) {
 	}
 }
 
-// runMemberProcess is a member until its standard input ends.
+// runMemberProcess runs a member until standard input ends. It returns the exit code.
 func runMemberProcess(join JoinFunc, encoded string) int {
 	var options Options
 	if err := json.Unmarshal([]byte(encoded), &options); err != nil {
@@ -61,7 +62,7 @@ func runMemberProcess(join JoinFunc, encoded string) int {
 	return 0
 }
 
-// StartMember runs this program again as a member.
+// StartMember starts a member in a new process of this program.
 func (t *T) StartMember(options Options, log *Log) *MemberProcess {
 	encoded, err := json.Marshal(options)
 	t.Must(err, "member")
@@ -75,7 +76,8 @@ func (t *T) StartMember(options Options, log *Log) *MemberProcess {
 	stdout, err := command.StdoutPipe()
 	t.Must(err, "member")
 	t.Must(command.Start(), "member")
-	// Its own events are stamped and logged as they come; only its end is logged from here.
+	// The process sets the times of its own events, and they are logged as they arrive. This process logs only the
+	// member's end.
 	member := &MemberProcess{
 		Ownership: NewOwnership(options.Name, log), command: command, stdin: stdin, read: make(chan struct{}),
 	}
@@ -110,17 +112,17 @@ func (m *MemberProcess) follow(event Event) {
 	}
 }
 
-// Kill ends it with SIGKILL: its connections are reset, nothing is said to the group.
+// Kill ends the process with SIGKILL: its connections are reset, and the group receives no LeaveGroup.
 func (m *MemberProcess) Kill() {
 	m.ended.Do(func() {
 		_ = m.command.Process.Kill()
 		<-m.read
-		_ = m.command.Wait() // killed: there is nothing else it could say
+		_ = m.command.Wait() // the error only says that the process was killed
 		m.Ended("killed")
 	})
 }
 
-// Stop halts it with its connections open, and returns when it stands still.
+// Stop stops the process with SIGSTOP, and returns once it is stopped. Its connections stay open.
 func (m *MemberProcess) Stop() error {
 	if err := m.command.Process.Signal(syscall.SIGSTOP); err != nil {
 		return err
@@ -142,7 +144,7 @@ func (m *MemberProcess) Stop() error {
 	}
 }
 
-// Continue lets it go on where it was.
+// Continue continues a stopped process with SIGCONT.
 func (m *MemberProcess) Continue() error { return m.command.Process.Signal(syscall.SIGCONT) }
 
 func (m *MemberProcess) Generation() int32 { return -1 }
@@ -152,7 +154,7 @@ func (m *MemberProcess) SetTopics([]string) {
 	panic("a member process keeps its topics")
 }
 
-// Close has it leave.
+// Close closes the member, which leaves its group, and waits for the end of the process.
 func (m *MemberProcess) Close() error {
 	var err error
 	m.ended.Do(func() {

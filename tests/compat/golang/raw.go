@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// Error codes of the protocol that the raw scenarios tell apart.
+// Error codes of the protocol that the raw scenarios distinguish.
 const (
 	NoError             = int16(0)
 	UnknownMemberID     = int16(25)
@@ -13,38 +13,38 @@ const (
 	MemberIDRequired    = int16(79)
 )
 
-// JoinAnswer is of a JoinGroup.
+// JoinAnswer is the response to a JoinGroup request.
 type JoinAnswer struct {
 	Code       int16
 	Generation int32
 	Member     string
 	Leader     string
 	Protocol   string
-	Members    map[string][]byte // what each one said of itself; the leader's answer only
+	Members    map[string][]byte // metadata by member id; only in the leader's response
 }
 
-// SyncAnswer is of a SyncGroup.
+// SyncAnswer is the response to a SyncGroup request.
 type SyncAnswer struct {
 	Code       int16
 	Assignment []byte
 }
 
-// RawMember sends single requests on its own connection. Answers with an error code are answers; an error is that
-// none came.
+// RawMember sends single requests on its own connection. Its methods return a response with an error code as a
+// response. They return an error only if no response arrives.
 type RawMember interface {
 	Join(member, protocolType, protocol string, metadata []byte) (JoinAnswer, error)
 	Sync(generation int32, member, protocolType, protocol string, assignments map[string][]byte) (SyncAnswer, error)
 	Heartbeat(generation int32, member string) (int16, error)
-	// Leave sends LeaveGroup of this version with these members; of versions 0 to 2 there can be one. Codes are the
-	// top level one and, from version 3, one per member.
+	// Leave sends a LeaveGroup of this version with these members. Versions 0 to 2 have only one member. Leave returns
+	// the top-level error code and, from version 3, one error code per member.
 	Leave(version int16, members ...string) (code int16, memberCodes []int16, err error)
 	Close()
 }
 
-// MaxLeaveVersion is the newest LeaveGroup of Kafka.
+// MaxLeaveVersion is the newest version of Kafka's LeaveGroup.
 const MaxLeaveVersion = 5
 
-// RawScenarios send requests of the group protocol one by one.
+// RawScenarios returns scenarios that send single requests of the group protocol.
 func RawScenarios(open func(*T) Client) []Scenario {
 	return []Scenario{
 		{Name: "groups.leave-versions", Run: func(t *T) { leaveVersions(t, open(t)) }},
@@ -52,7 +52,8 @@ func RawScenarios(open func(*T) Client) []Scenario {
 	}
 }
 
-// enter joins as the client does: with an empty id first, and again with the id that the broker asks for.
+// enter joins as a client does: first with `member`, which may be empty, and again with the member id that the broker
+// assigns if the broker requires one.
 func enter(t *T, raw RawMember, member, protocolType, protocol string, metadata []byte) JoinAnswer {
 	answer, err := raw.Join(member, protocolType, protocol, metadata)
 	t.Must(err, "join")
@@ -111,7 +112,8 @@ func leaveVersions(t *T, client Client) {
 	}
 }
 
-// leaveCodes says what is wrong: an error of the member is at the top before version 3, with the member after.
+// leaveCodes returns what is wrong with the error codes, or "". Before version 3 the top-level code has a member's
+// error. From version 3 the member has an error code of its own.
 func leaveCodes(version, code int16, members []int16, want int16) string {
 	if version < 3 && code == want && len(members) == 0 {
 		return ""
@@ -127,7 +129,7 @@ func connectAndSchemaRegistry(t *T, client Client) {
 	leaderOnly(t, client)
 }
 
-// opaqueAssignments: two workers, the second one joining; every byte string comes back as it was.
+// opaqueAssignments lets a second worker join a first one. All metadata and assignments must arrive byte for byte.
 func opaqueAssignments(t *T, client Client, protocolType, protocol string) {
 	group := t.NewName("group")
 	first, second := openMember(t, client, group), openMember(t, client, group)
@@ -203,7 +205,8 @@ func opaqueAssignments(t *T, client Client, protocolType, protocol string) {
 	}
 }
 
-// leaderOnly: Schema Registry elects a leader and assigns nothing; the group stays as it is.
+// leaderOnly joins as Schema Registry does, which elects a leader and assigns nothing. Heartbeats must find no
+// rebalance, and a repeated join must find the same member and leader.
 func leaderOnly(t *T, client Client) {
 	group := t.NewName("group")
 	raw := openMember(t, client, group)

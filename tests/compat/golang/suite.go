@@ -1,8 +1,8 @@
-// Package compat is what the Go suites share: the scenarios, written once against the interfaces of client.go, the
-// delivery log, and the one line of JSON per scenario that the runner reads.
+// Package compat contains the parts that the Go suites share: the scenarios, the delivery log, and the output for the
+// runner. Scenarios are written once against the interfaces of client.go. The output is one line of JSON per scenario.
 //
-// The one idea: a suite is an adapter. A scenario that both clients can do is written here once; what only one of
-// them can do lives with its adapter. This package imports no Kafka client.
+// The one idea: a suite is an adapter. A scenario that both clients support is written here once. A scenario that only
+// one of them supports lives with its adapter. This package imports no Kafka client.
 package compat
 
 import (
@@ -22,15 +22,16 @@ import (
 	"time"
 )
 
-// Scenario is one row of the report card. A Skip says why the client cannot do it.
+// Scenario is one row of the report card. Skip says why the client cannot run it; "" if the client can.
 type Scenario struct {
 	Name  string
 	Skip  string
-	Limit time.Duration // 60 s unless told
+	Limit time.Duration // defaultLimit if 0
 	Run   func(t *T)
 }
 
-// Suite is one client library. Join opens a consumer in this process and in the member processes it starts.
+// Suite is the suite of one client library. Join opens consumers in this process, and in the member processes that it
+// starts.
 type Suite struct {
 	Name      string
 	Library   string // module path, for -version
@@ -41,13 +42,15 @@ type Suite struct {
 
 const (
 	defaultLimit = 120 * time.Second
-	// settleLimit bounds every wait for a group to settle: far above a rebalance, below the limit of a scenario.
+	// settleLimit is the longest wait for a group to settle. It is far above the time of a rebalance, and below the
+	// limit of a scenario.
 	settleLimit = 45 * time.Second
-	// sessionTimeout is the shortest one that a broker with default settings admits.
+	// sessionTimeout is the shortest session timeout that a broker with default settings accepts.
 	sessionTimeout = 6 * time.Second
-	// longSessionTimeout is that of members that leave. A hand-over within SoonLimit came from a LeaveGroup.
+	// longSessionTimeout is the session timeout of members that leave. It is longer than SoonLimit, so a hand-over
+	// within SoonLimit was caused by a LeaveGroup.
 	longSessionTimeout = 45 * time.Second
-	// SoonLimit is shorter than longSessionTimeout.
+	// SoonLimit is how long a hand-over after a LeaveGroup may take. It is shorter than longSessionTimeout.
 	SoonLimit = 30 * time.Second
 	pollEvery = 20 * time.Millisecond
 	stopGrace = 10 * time.Second
@@ -125,7 +128,7 @@ func runScenario(suite Suite, scenario Scenario) row {
 	select {
 	case err = <-ended:
 	case <-time.After(limit + stopGrace):
-		// Its goroutines are left behind: nothing can stop a client that does not come back.
+		// The scenario's goroutines keep running, because nothing can stop a client call that does not return.
 		err = fmt.Errorf("hung: not ended %s after its limit of %s", stopGrace, limit)
 	}
 	seconds := time.Since(started).Seconds()
@@ -172,7 +175,7 @@ func (t *T) Failf(format string, arguments ...any) {
 	panic(failure{fmt.Errorf(format, arguments...)})
 }
 
-// Must ends the scenario if err is one.
+// Must ends the scenario if err is not nil.
 func (t *T) Must(err error, what string) {
 	if err != nil {
 		t.Failf("%s: %w", what, err)
@@ -188,15 +191,16 @@ func (t *T) Problem(err error) {
 	}
 }
 
-// Cleanup runs what it is given after the scenario, last first.
+// Cleanup registers a function that runs after the scenario. The function that was registered last runs first.
 func (t *T) Cleanup(cleanup func()) { t.cleanups = append(t.cleanups, cleanup) }
 
-// NewName gives a name that no other scenario or run uses.
+// NewName returns a name that no other scenario or run uses.
 func (t *T) NewName(kind string) string {
 	return fmt.Sprintf("%s-%s-%s-%d", t.suite.Name, kind, t.unique, t.counter.Add(1))
 }
 
-// Wait polls until pending answers "", and ends the scenario with its last answer after `within`.
+// Wait calls `pending` until it returns "". If that takes longer than `within`, Wait ends the scenario with the last
+// result of `pending`.
 func (t *T) Wait(what string, within time.Duration, pending func() string) {
 	deadline := time.Now().Add(within)
 	for {
@@ -211,7 +215,8 @@ func (t *T) Wait(what string, within time.Duration, pending func() string) {
 	}
 }
 
-// Restart and Kill have the runner restart the gateway, by SIGTERM or SIGKILL; they return when it serves again.
+// Restart and Kill make the runner restart the gateway, by SIGTERM or SIGKILL. They return once the gateway serves
+// again.
 func (t *T) Restart() { t.control("restart") }
 
 func (t *T) Kill() { t.control("kill") }
@@ -230,7 +235,7 @@ func (t *T) control(action string) {
 	}
 }
 
-// NewLog opens the delivery log of this scenario. `header` is completed with what is the same for all.
+// NewLog opens the delivery log of this scenario, with `header` as its first line.
 func (t *T) NewLog(header Header) *Log {
 	path := filepath.Join(os.Getenv("COMPAT_DELIVERIES"), t.suite.Name+"."+t.name+".jsonl")
 	log, err := newLog(path, header)

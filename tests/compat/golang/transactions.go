@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// ErrProducerFenced is what ends a producer whose transactional id another one has taken.
+// ErrProducerFenced is the error of a producer whose transactional id another producer has taken.
 var ErrProducerFenced = errors.New("producer fenced")
 
-// TransactionalProducer is made ready: who had its transactional id before is fenced, and its transaction aborted. Its
-// errors are ErrProducerFenced when another one has taken the id.
+// TransactionalProducer is a transactional producer, initialized: the previous owner of its transactional id is fenced,
+// and that owner's transaction aborted. Its methods return ErrProducerFenced if another producer has taken the id.
 type TransactionalProducer interface {
 	Begin() error
-	// Send waits until all are acknowledged.
+	// Send sends records and waits until all are acknowledged.
 	Send(ctx context.Context, partition Partition, values ...string) error
 	Commit(ctx context.Context) error
 	Abort(ctx context.Context) error
@@ -25,25 +25,26 @@ type TransactionalProducer interface {
 
 // Reader consumes a partition without a group, from its beginning.
 type Reader interface {
-	// Read answers the next records, fewer if none comes for so long.
+	// Read returns the next `count` records, or fewer if they do not arrive in time.
 	Read(ctx context.Context, count int, within time.Duration) ([]Message, error)
 	Close()
 }
 
-// GroupRecord is what a Transformer reads.
+// GroupRecord is a record that a Transformer reads.
 type GroupRecord struct {
 	Partition Partition
 	Message   Message
 }
 
-// Transformer is a member of a group that writes, and commits what it has read, in transactions.
+// Transformer is a group member that writes records, and commits the offsets of the records that it has read, in
+// transactions.
 type Transformer interface {
-	// Read answers the next records, fewer if they do not come in time.
+	// Read returns the next `count` records, or fewer if they do not arrive in time.
 	Read(ctx context.Context, count int, within time.Duration) ([]GroupRecord, error)
 	Begin() error
 	Send(ctx context.Context, partition Partition, values ...string) error
-	// End sends the offsets behind all that was read, and commits or aborts. What was to be committed may be aborted
-	// without an error, if the group has changed.
+	// End sends the offsets after all records that were read. Then it commits or aborts the transaction, and returns
+	// whether it has committed. If the group has changed, it may abort in place of a commit, without an error.
 	End(ctx context.Context, commit bool) (bool, error)
 	Close()
 }
@@ -54,24 +55,25 @@ type TransactionalClient interface {
 	Transactional(ctx context.Context, id string, timeout time.Duration) (TransactionalProducer, error)
 	Reader(partition Partition, readCommitted bool) (Reader, error)
 	Transformer(ctx context.Context, id, group, topic string) (Transformer, error)
-	// StableEnd asks for the last stable offset.
+	// StableEnd returns the last stable offset.
 	StableEnd(ctx context.Context, partition Partition) (int64, error)
 }
 
 const (
-	// nothingFor is how long a reader that must see nothing is watched.
+	// nothingFor is how long a scenario watches a reader that must not receive any record.
 	nothingFor         = 1500 * time.Millisecond
 	readLimit          = 45 * time.Second
 	joinLimit          = 30 * time.Second
 	transactionTimeout = time.Minute
 	shortTimeout       = 2 * time.Second
-	// abortLimit: Kafka looks for transactions that have timed out every ten seconds.
+	// abortLimit is how long the abort of an overdue transaction may take. Kafka looks for such transactions every ten
+	// seconds.
 	abortLimit = 20 * time.Second
 	step       = 5
 	lives      = 6
 )
 
-// TransactionScenarios are the canonical ones of transactions.
+// TransactionScenarios returns the canonical scenarios of transactions.
 func TransactionScenarios(open func(*T) TransactionalClient) []Scenario {
 	scenario := func(name string, run func(*T, TransactionalClient)) Scenario {
 		return Scenario{
@@ -102,7 +104,7 @@ func commitAbort(t *T, client TransactionalClient) {
 			t.Must(producer.Commit(t.Context), "commit")
 		}
 	}
-	// The record that ends a transaction has an offset of its own, behind each five.
+	// A marker takes one offset after every five records.
 	const end = 3 * (step + 1)
 	committed := slices.Concat(at(0, "committed"), at(2*(step+1), "committed-again"))
 	whole := slices.Concat(at(0, "committed"), at(step+1, "aborted"), at(2*(step+1), "committed-again"))
@@ -158,12 +160,12 @@ func fencing(t *T, client TransactionalClient) {
 	fenced(t, first.Commit(t.Context))
 	t.Must(inOne(t, second, partition, "second"), "the second")
 	third := transactional(t, client, id, transactionTimeout)
-	// It has no transaction open: what fences it is the first request of the next.
+	// The second producer has no open transaction, so the first request of its next transaction is fenced.
 	fenced(t, inOne(t, second, partition, "fenced, too"))
 	t.Must(inOne(t, third, partition, "third"), "the third")
 	reader := openReader(t, client, partition, true)
 	defer reader.Close()
-	// 1: the end of the first, aborted transaction.
+	// Offset 1 is the marker of the first, aborted transaction.
 	reads(t, reader, 2, readLimit, []string{"2 second", "4 third"}, "committed")
 	reads(t, reader, 1, nothingFor, nil, "committed, behind all")
 }
@@ -198,7 +200,8 @@ func consumeTransformProduce(t *T, client TransactionalClient) {
 	exactlyOnce(t, client, id, group, source, target)
 }
 
-// uncommitted says which partition of the source the group has not committed to its end; it is empty if there is none.
+// uncommitted names a partition of the source that the group has not committed to its end. It returns "" if none
+// exists.
 func uncommitted(t *T, client TransactionalClient, group, source string) string {
 	for index := range int32(2) {
 		offset, err := client.Committed(t.Context, group, Partition{source, index})
@@ -209,8 +212,8 @@ func uncommitted(t *T, client TransactionalClient, group, source string) string 
 	return ""
 }
 
-// killWhileTransforming kills between a transaction's records and its offsets. Who gets an error starts anew, with the
-// same transactional id and from the committed offsets, as Kafka's documentation has it.
+// killWhileTransforming kills the gateway between a transaction's records and its offsets. After an error the
+// transformer starts again with the same transactional id, from the committed offsets, as Kafka's documentation says.
 func killWhileTransforming(t *T, client TransactionalClient) {
 	source, target, group, id := newTopic(t, client, 2), newTopic(t, client, 2), t.NewName("group"), t.NewName("id")
 	fill(t, client, source)
@@ -227,7 +230,7 @@ func killWhileTransforming(t *T, client TransactionalClient) {
 				return err
 			}
 			if len(found) == 0 {
-				// A transaction whose end was in doubt had been committed, or records are only late.
+				// Either the transaction of unknown outcome was committed, or records are only late.
 				if uncommitted(t, client, group, source) == "" {
 					done = 8 * step
 				}
@@ -319,7 +322,7 @@ func fenced(t *T, err error) {
 	}
 }
 
-// steps are values of one transaction.
+// steps returns the values of one transaction.
 func steps(name string) []string {
 	values := make([]string, step)
 	for i := range values {
@@ -328,7 +331,7 @@ func steps(name string) []string {
 	return values
 }
 
-// at is what reads expects of steps that begin at an offset.
+// at returns what `reads` expects of the values of `steps` if they begin at an offset.
 func at(offset int, name string) []string {
 	values := steps(name)
 	for i := range values {
@@ -349,7 +352,7 @@ func reads(t *T, reader Reader, count int, within time.Duration, due []string, w
 	}
 }
 
-// ends waits until a partition has these two ends.
+// ends waits until a partition's latest offset and last stable offset have these values.
 func ends(t *T, client TransactionalClient, partition Partition, latest, stable int64) {
 	t.Wait("the ends of the log", readLimit, func() string {
 		foundLatest, err := client.OffsetAt(t.Context, partition, Latest)
@@ -383,7 +386,7 @@ func readSome(t *T, transformer Transformer, count int) []GroupRecord {
 	return found
 }
 
-// transform is all of a transaction but its end.
+// transform begins a transaction and sends its records, but does not end it.
 func transform(t *T, transformer Transformer, found []GroupRecord, target string) error {
 	if err := transformer.Begin(); err != nil {
 		return err
@@ -400,7 +403,8 @@ func transform(t *T, transformer Transformer, found []GroupRecord, target string
 	return nil
 }
 
-// exactlyOnce: each record is in the target once, in its partition's order, and the group has read them all.
+// exactlyOnce checks that each record is in the target once, in its partition's order, and that the group has read all
+// records.
 func exactlyOnce(t *T, client TransactionalClient, id, group, source, target string) {
 	for partition := range int32(2) {
 		reader := openReader(t, client, Partition{target, partition}, true)

@@ -13,7 +13,8 @@ const { AssignerProtocol, CompressionCodecs, CompressionTypes, ConfigResourceTyp
   kafkajs
 const require = createRequire(import.meta.url)
 
-// KafkaJS brings gzip; the other codecs are what its users register: in plain JavaScript or WebAssembly.
+// KafkaJS itself has only gzip. Its users register the other codecs, which are written in plain JavaScript or
+// WebAssembly.
 const zstdSimple = new Promise(resolve => zstd.ZstdCodec.run(binding => resolve(new binding.Simple())))
 CompressionCodecs[CompressionTypes.Snappy] = snappy
 CompressionCodecs[CompressionTypes.LZ4] = () => ({
@@ -32,7 +33,10 @@ const CODECS = {
   zstd: CompressionTypes.ZSTD
 }
 
-/** An assigner of one's own, as its users write them: partition 0 of each topic to the first member, and so on. */
+/**
+ * A custom assigner, as users of KafkaJS write them: it assigns partition 0 of each topic to the first member, and so
+ * on.
+ */
 const inOrder = ({ cluster }) => ({
   name: 'in-order',
   version: 1,
@@ -96,7 +100,7 @@ class Member {
     const { GROUP_JOIN, REBALANCING, CRASH } = this.consumer.events
     this.consumer.on(REBALANCING, () => this.givenUp('revoked'))
     this.consumer.on(GROUP_JOIN, ({ payload }) => {
-      // It joins again without a word of rebalancing once it has been expelled.
+      // A member that was expelled joins again without a REBALANCING event, so its earlier partitions are lost.
       this.givenUp('lost')
       const partitions = Object.entries(payload.memberAssignment).flatMap(([topic, indexes]) =>
         indexes.map(partition => ({ topic, partition }))
@@ -134,7 +138,10 @@ class Member {
     })
   }
 
-  /** Its way to more topics: to stop, which leaves the group, and to run again with what was subscribed added. */
+  /**
+   * Subscribes to more topics. KafkaJS requires the consumer to stop first, which leaves the group. The next run adds
+   * the topics to the earlier subscription.
+   */
   async addTopics(topics) {
     await this.consumer.stop()
     this.givenUp('revoked')
@@ -178,7 +185,7 @@ class Reader {
   async open() {
     await this.consumer.connect()
     await this.consumer.subscribe({ topics: [this.topic], fromBeginning: this.where !== 'latest' })
-    // Sought before the first fetch: one that is under way would still be handed over.
+    // Seek before the first fetch, because a fetch that is under way would still deliver its records.
     this.consumer.on(this.consumer.events.GROUP_JOIN, () => {
       if (Number.isInteger(this.where)) {
         this.consumer.seek({ topic: this.topic, partition: 0, offset: String(this.where) })
@@ -188,7 +195,8 @@ class Reader {
     await this.consumer.run({
       autoCommit: false,
       eachMessage: async ({ partition, message }) => {
-        // It commits nothing, and so is given all anew when it has to join again, as by a coordinator that moves.
+        // This consumer commits nothing. If it has to join again, for example because the coordinator moves, it
+        // receives all records again. Ignore these.
         const offset = Number(message.offset)
         if (offset <= (this.last.get(partition) ?? -1)) return
         this.last.set(partition, offset)
@@ -208,7 +216,7 @@ class Reader {
     })
   }
 
-  /** The next records; fewer if they do not come in time. */
+  /** Returns the next `count` records, or fewer if they do not arrive in time. */
   async read(count, milliseconds = Infinity) {
     const deadline = Date.now() + milliseconds
     while (this.records.length < count && Date.now() < deadline) {
@@ -283,7 +291,7 @@ class Client {
     return new Reader(this.kafka, topic, where, options).open()
   }
 
-  /** It commits nothing. */
+  /** Returns a reader that is a member of the group and commits nothing. */
   groupReader(group, topic) {
     return new Reader(this.kafka, topic, 'earliest', { group, readCommitted: true }).open()
   }
@@ -299,7 +307,7 @@ class Client {
     await producer.connect()
     let transaction
     return {
-      // One that is open already goes on.
+      // If a transaction is open already, it continues.
       async begin() {
         if (!transaction?.isActive()) transaction = await producer.transaction()
       },
@@ -325,7 +333,7 @@ class Client {
     return new Member(this.kafka, options, journal, failed)
   }
 
-  /** It asks as a reader of committed records. */
+  /** Returns the first offset and the last stable offset, because KafkaJS sends ListOffsets with read_committed. */
   async bounds(topic) {
     const [{ low, high }] = await (await this.admin()).fetchTopicOffsets(topic)
     return [Number(low), Number(high)]
@@ -337,7 +345,7 @@ class Client {
   }
 
   async deleteRecords(topic, before) {
-    await this.bounds(topic) // else it does not know the topic's leaders yet, and refuses
+    await this.bounds(topic) // loads the topic's leaders, without which KafkaJS refuses to delete records
     await (await this.admin()).deleteTopicRecords({ topic, partitions: [{ partition: 0, offset: String(before) }] })
   }
 
@@ -346,7 +354,7 @@ class Client {
     assert(created, `${topic} exists`)
   }
 
-  /** It answers false, and does not throw, for a topic that exists. */
+  /** Asserts that a topic cannot be created again. KafkaJS then returns false and does not throw. */
   async createsTwice(topic) {
     const created = await (await this.admin()).createTopics({ topics: [{ topic, numPartitions: 1 }] })
     assert(created === false, 'a topic was created twice')
@@ -409,7 +417,7 @@ function asObject(headers) {
 }
 
 scenario('groups.offset-out-of-range', async run => {
-  // Told that its offset is out of range, it commits −2 or −1 as an offset and takes the default from then on.
+  // On OFFSET_OUT_OF_RANGE, KafkaJS commits −2 or −1 as an offset and continues at its default offset.
   const topic = await run.topic(1)
   const group = run.group()
   const view = run.log({ topic, partitions: 1 })
@@ -422,7 +430,7 @@ scenario('groups.offset-out-of-range', async run => {
 })
 
 scenario('groups.regex-at-start', async run => {
-  // A pattern is resolved once, when it is subscribed: to all topics of that moment and to none of later.
+  // KafkaJS resolves a pattern only once, when it subscribes: to the topics that exist then, and to no later ones.
   const prefix = `re-${run.group()}`
   const first = await run.topic(2, { name: `${prefix}-a1` })
   const second = await run.topic(2, { name: `${prefix}-b1` })
@@ -447,7 +455,7 @@ scenario('groups.subscription-change-by-restart', async run => {
   await run.produce(old, 2, 5)
   await view.waitCaughtUp()
   await changing.addTopics([fresh])
-  // Its one assigner deals out the topics that the leader has subscribed, to whomever: so do both.
+  // KafkaJS' only assigner assigns the topics of the leader's subscription to any member, so both members subscribe.
   await steady.addTopics([fresh])
   await view.waitSettled(['steady', 'changing'], [...allOf(old, 2), ...allOf(fresh, 2)])
   await run.produce(old, 2, 5)
@@ -457,7 +465,8 @@ scenario('groups.subscription-change-by-restart', async run => {
 })
 
 scenario('groups.own-assigner', async run => {
-  // Bounced over from the one that it brings to one of the user's own: the group runs by what all its members have.
+  // Rolling bounces change the group from KafkaJS' own assigner to a custom one. The group uses an assigner that all
+  // its members have.
   const topic = await run.topic(4)
   const group = run.group()
   const view = run.log({ topic, partitions: 4 })
@@ -486,7 +495,7 @@ scenario('groups.own-assigner', async run => {
 await main({
   suite: process.env.COMPAT_SUITE ?? 'kafkajs',
   version: require('kafkajs/package.json').version,
-  // Its one assignor calls itself RoundRobinAssigner.
+  // The name of KafkaJS' only assignor is RoundRobinAssigner.
   assignors: ['roundrobin'],
   codecs: { none: true, gzip: true, snappy: true, lz4: true, zstd: true },
   headers: { repeated: true, nulls: false },

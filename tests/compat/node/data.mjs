@@ -1,4 +1,4 @@
-// Data scenarios: what is produced comes back, from wherever one starts to read.
+// Data scenarios: produced records are read back, from any starting point.
 
 import { assert, scenario, Unsupported, waitUntil } from './suite.mjs'
 
@@ -67,7 +67,8 @@ for (const codec of ['none', 'gzip', 'snappy', 'lz4', 'zstd']) {
 }
 
 scenario('data.idempotent', async run => {
-  // Batches handed over at once, then a second producer; all stored once, each batch in one piece.
+  // Two producers run one after the other. Each sends its batches concurrently, if the client can do so. All records
+  // must be stored once, and each batch in one piece.
   const topic = await run.topic(1)
   const batches = 10
   const batchRecords = 50

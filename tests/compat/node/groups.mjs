@@ -1,13 +1,15 @@
-// Group scenarios. What they mean is judged from the delivery log; here they are only acted out.
+// Group scenarios. They only let members act; the checker judges the delivery log.
 
 import { allOf, partitionKey } from './journal.mjs'
 import { assert, scenario, Unsupported, waitUntil } from './suite.mjs'
 
 const PARTITIONS = 4
 const SESSION_MS = 6000
-// Session of members that leave. It is long, so that a slow machine cannot confuse leaving with an expired session.
+// Session timeout of members that leave. It is long, so that on a slow machine a hand-over after a LeaveGroup cannot be
+// mistaken for an expired session.
 const LONG_SESSION_MS = 45_000
-// Less than the long session: a hand-over within it came from a LeaveGroup, or from no rebalance at all.
+// Shorter than the long session timeout. A hand-over within this time was caused by a LeaveGroup, or needed no
+// rebalance.
 const SOON_MS = 30_000
 
 for (const assignor of ['range', 'roundrobin', 'sticky', 'cooperative-sticky']) {
@@ -35,7 +37,7 @@ for (const assignor of ['range', 'roundrobin', 'sticky', 'cooperative-sticky']) 
 }
 
 async function tenRuns(run) {
-  // Ten fresh groups, each with a topic of its own, one after the other; all in one log.
+  // Runs ten groups with new names in turn, each with a topic of its own. All share one log.
   const view = run.log({ topic: '', partitions: PARTITIONS })
   for (let attempt = 0; attempt < 10; attempt += 1) {
     const topic = await run.topic(PARTITIONS)
@@ -53,7 +55,7 @@ async function tenRuns(run) {
   }
 }
 
-// The only assignor of the Node clients; the scenarios below run with it too.
+// The Node clients have only this assignor. The scenarios below use it, too.
 scenario('groups.roundrobin.ten-runs', tenRuns)
 
 scenario('groups.one-partition-three-consumers', async run => {
@@ -70,7 +72,7 @@ scenario('groups.one-partition-three-consumers', async run => {
   for (const member of members) await member.stop()
 })
 
-/** Two members that share a topic under load, the second in a process of its own if `spawned`. */
+/** Starts two members that share a topic under load. If `spawned`, the second one has a process of its own. */
 async function pair(run, { spawned = false, outage = false, redeliveryAllowed = false, sessionTimeoutMs } = {}) {
   const topic = await run.topic(PARTITIONS)
   const group = run.group()
@@ -86,7 +88,7 @@ async function pair(run, { spawned = false, outage = false, redeliveryAllowed = 
 }
 
 scenario('groups.leave', async run => {
-  // The one that stays has everything well before the session of the one that left could expire.
+  // The remaining member must own everything well before the leaving member's session could expire.
   const { view, feed, first, second, all } = await pair(run, { sessionTimeoutMs: LONG_SESSION_MS })
   await second.stop()
   await view.waitSettled(['c1'], all, SOON_MS)
@@ -106,7 +108,7 @@ scenario('groups.crash', async run => {
 })
 
 scenario('groups.crash-half-open', async run => {
-  // The stopped process keeps its connections. When it goes on it finds itself expelled, and joins again.
+  // A stopped process keeps its connections open. When it continues, it learns that it was expelled, and joins again.
   const { view, feed, first, second, all } = await pair(run, { spawned: true, redeliveryAllowed: true })
   await second.freeze()
   await view.waitSettled(['c1'], all, SESSION_MS + 40_000)
@@ -155,7 +157,7 @@ scenario('groups.commit-in-revoke', async () => {
 })
 
 scenario('groups.static-members', async run => {
-  // The member is killed and not closed: this client sends a LeaveGroup even for a static member.
+  // Kill the member and do not close it, because this client sends a LeaveGroup even for a static member.
   const topic = await run.topic(PARTITIONS)
   const group = run.group()
   const view = run.log({ topic, partitions: PARTITIONS, redeliveryAllowed: true })
@@ -176,11 +178,12 @@ scenario('groups.static-members', async run => {
   await run.produce(topic, PARTITIONS, 3)
   await view.waitCaughtUp()
 
-  // A commit of the fenced member that is under way makes this client join once more, and fence the other in turn.
+  // If the fenced member has a commit in flight, this client joins again and fences the other member in turn. So wait
+  // until everything is committed.
   const committed = async () => (await run.client.committed(group, topic, PARTITIONS)).every(offset => offset === 6)
   await waitUntil(committed, 'everything is committed')
   again.expectsFencing()
-  // It learns only later that it is fenced: its ownership ends here.
+  // The fenced member learns only later that it is fenced, so the scenario ends its ownership here.
   run.journal.ended('killed', again.name)
   const usurper = run.start(options('usurper', 'i-2'))
   await view.waitFor(() => again.fenced, 'the first of the name is fenced')
@@ -266,7 +269,7 @@ scenario('groups.subscription-change', async run => {
 })
 
 scenario('groups.same-client-id', async run => {
-  // All members of a suite share one client id; here four start at the same moment.
+  // Starts four members at the same moment. All members of a suite share one client id.
   const topic = await run.topic(PARTITIONS)
   const group = run.group()
   const view = run.log({ topic, partitions: PARTITIONS })
@@ -281,7 +284,7 @@ scenario('groups.same-client-id', async run => {
 })
 
 scenario('groups.leave-versions', async run => {
-  // A LeaveGroup that is not understood shows: the next member would wait for the session to expire.
+  // If the gateway did not understand a LeaveGroup, the next member would wait for the session to expire.
   const topic = await run.topic(1)
   const group = run.group()
   const view = run.log({ topic, partitions: 1 })
@@ -298,7 +301,8 @@ scenario('groups.leave-versions', async run => {
 })
 
 scenario('groups.connect-and-sr', async run => {
-  // Bytes of foreign protocols pass through unread: for Connect's and the Schema Registry's protocol types.
+  // The gateway forwards the bytes of other protocols without parsing them: those of the protocol types of Connect and
+  // Schema Registry.
   for (const [type, protocol] of [['connect', 'compatible'], ['sr', 'v0']]) {
     const metadata = Buffer.from(`\x00\x01metadata of ${type}`)
     const assignment = Buffer.from([0xff, 0xfe, 0x00, 0x61])

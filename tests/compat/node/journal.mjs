@@ -1,7 +1,7 @@
-// A delivery log that many processes append to, and waiting for what it will say.
+// A delivery log that many processes append to, with waits for its contents.
 //
-// The one idea: the file is the state. Members, in this process or another, append events; whoever waits reads the
-// file as it grows. So a member that is killed has said exactly what it had done.
+// The one idea: the file is the state. Members, in this process or another, append events, and waiting code reads the
+// file as it grows. So the log of a killed member contains exactly what it had done.
 
 import { closeSync, openSync, readSync, writeSync } from 'node:fs'
 import { setTimeout as sleep } from 'node:timers/promises'
@@ -15,7 +15,7 @@ export function allOf(topic, count) {
   return Array.from({ length: count }, (_, partition) => partitionKey(topic, partition))
 }
 
-/** Appends events; each write is one call on a file opened for appending, so that processes may share it. */
+/** Appends events. Each write is one call on a file opened for appending, so that processes may share the file. */
 export class Journal {
   constructor(path) {
     this.path = path
@@ -50,14 +50,15 @@ export class Journal {
   }
 
   write(entries) {
-    // Whole milliseconds: events of one millisecond keep the order of the file, which is the order of the writes.
+    // Times are whole milliseconds. Events of one millisecond keep the order of the file, which is the order of the
+    // writes.
     const t = Date.now()
     const lines = entries.map(entry => JSON.stringify({ t, ...entry }) + '\n').join('')
     if (lines) writeSync(this.file, lines)
   }
 }
 
-/** What one member owns; every change goes to the log in the same moment. */
+/** The partitions that one member owns. Each change is logged immediately. */
 export class Ownership {
   constructor(journal, member) {
     this.journal = journal
@@ -74,7 +75,7 @@ export class Ownership {
     this.journal.ownership('assigned', this.member, partitions)
   }
 
-  /** `event` is revoked or lost. */
+  /** Ends the ownership of all partitions. `event` is revoked or lost. */
   all(event) {
     const partitions = [...this.owned.values()]
     this.owned.clear()
@@ -91,7 +92,7 @@ export class Ownership {
   }
 }
 
-/** What a growing log says so far: who owns what, and what was produced and delivered. */
+/** The state that a growing log describes: the owners of partitions, and the produced and delivered records. */
 export class View {
   constructor(path) {
     this.file = openSync(path, 'r')
@@ -141,7 +142,7 @@ export class View {
     }
   }
 
-  /** Wait until the log makes `predicate` true. An error, with the ownership, if it does not in time. */
+  /** Waits until the log makes `predicate` true. If that takes too long, throws an error that lists the owners. */
   async waitFor(predicate, what, milliseconds = WAIT_MS) {
     const deadline = Date.now() + milliseconds
     for (;;) {
@@ -159,7 +160,10 @@ export class View {
     }
   }
 
-  /** Every partition has exactly one owner, all members own a balanced share, nobody else owns any. */
+  /**
+   * Waits until every partition has exactly one owner, all `members` own a balanced share, and no other member owns any
+   * partition.
+   */
   waitSettled(members, partitions, milliseconds) {
     const low = Math.floor(partitions.length / members.length)
     const high = Math.ceil(partitions.length / members.length)
@@ -184,7 +188,7 @@ export class View {
     return this.waitFor(settled, `${partitions.length} partitions settled over ${members.join(' ')}`, milliseconds)
   }
 
-  /** Everything that was produced so far has been delivered. */
+  /** Waits until every record produced so far was delivered. */
   async waitCaughtUp() {
     this.refresh()
     const wanted = [...this.produced]
@@ -194,7 +198,7 @@ export class View {
     )
   }
 
-  /** `count` records more than so far. */
+  /** Waits for `count` more records. */
   async waitMore(count) {
     this.refresh()
     const wanted = this.deliveries + count

@@ -1,7 +1,7 @@
-// What every Node suite runs: the scenarios as JSON lines on stdout, or one member of a group until SIGTERM.
+// Main program of every Node suite: it runs the scenarios with JSON lines on stdout, or one group member until SIGTERM.
 //
-// The one idea: a suite is an adapter of one client library; scenarios are written once
-// against it, and nothing here imports a Kafka client.
+// The one idea: a suite is an adapter of one client library. Scenarios are written once against the adapter, and
+// nothing here imports a Kafka client.
 
 import { spawn } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
@@ -21,14 +21,14 @@ const MEMBER_VARIABLE = 'COMPAT_MEMBER_OPTIONS'
 const scenarios = new Map()
 
 /**
- * Registers a scenario. It passes by returning, fails by throwing, and is skipped by throwing `Unsupported`. What a
- * suite registers for itself stays in place of the shared one.
+ * Registers a scenario. It passes if it returns, fails if it throws, and is skipped if it throws `Unsupported`. If a
+ * suite registers a scenario of its own under a name, the shared scenario of that name is ignored.
  */
 export function scenario(name, body) {
   if (!scenarios.has(name)) scenarios.set(name, body)
 }
 
-/** The client cannot do it; the message says why. */
+/** The client lacks the feature; the message says why. */
 export class Unsupported extends Error {}
 
 export function assert(condition, message) {
@@ -71,14 +71,14 @@ class Child {
     this.ended = new Promise(resolve => this.process.once('exit', (code, signal) => resolve(signal ?? code)))
   }
 
-  /** kill −9. */
+  /** Kills the process with SIGKILL. */
   async kill() {
     this.process.kill('SIGKILL')
     await this.ended
     this.journal.ended('killed', this.name)
   }
 
-  /** SIGSTOP: its connections stay open and nobody answers on them. */
+  /** Stops the process with SIGSTOP. Its connections stay open, but nothing responds on them. */
   async freeze() {
     this.process.kill('SIGSTOP')
     const state = () => readFileSync(`/proc/${this.process.pid}/stat`, 'utf8').split(') ')[1][0]
@@ -90,7 +90,7 @@ class Child {
     this.process.kill('SIGCONT')
   }
 
-  /** SIGTERM, and wait until it has closed in order. */
+  /** Ends the process with SIGTERM, and waits until it has closed in order. */
   async stop() {
     this.process.kill('SIGTERM')
     const ending = await within(this.ended, CHILD_MS, `${this.name} ends`)
@@ -105,7 +105,7 @@ class Child {
   }
 }
 
-/** Produces a record to each partition again and again, and notes each acknowledgement. */
+/** Produces a record to each partition again and again, and logs each acknowledgement. */
 class Feed {
   constructor(producer, topic, partitions, journal, outage) {
     Object.assign(this, { producer, topic, partitions, journal, outage, stopped: false, error: null })
@@ -128,7 +128,7 @@ class Feed {
     }
   }
 
-  /** End after the round in hand; throws what made it fail. */
+  /** Ends after the current round, and throws the error that ended the feed, if any. */
   async stop() {
     this.stopped = true
     await within(this.ended, CONTROL_MS, 'the producer ends')
@@ -136,7 +136,7 @@ class Feed {
   }
 }
 
-/** What a scenario is given. `end` stops whatever it left running. */
+/** The helpers of one scenario. `end` stops everything that the scenario left running. */
 class Run {
   constructor(name, adapter) {
     this.name = name
@@ -155,7 +155,7 @@ class Run {
     return `g-${randomBytes(5).toString('hex')}`
   }
 
-  /** A fresh topic; `name` if it must be a certain one. */
+  /** Creates a topic with a fresh name, or with `name`. */
   async topic(partitions, { prefix = 't', name } = {}) {
     const topic = name ?? `${prefix}-${randomBytes(5).toString('hex')}`
     await this.client.createTopic(topic, partitions)
@@ -170,7 +170,7 @@ class Run {
     return this.view
   }
 
-  /** A member in this process, joining. What ends it fails the next wait. */
+  /** Starts a member in this process. If the member fails, the next wait fails. */
   start(options) {
     const member = this.client.member({ assignor: this.assignor, ...options }, this.journal, error =>
       this.view.failures.push(`${options.name}: ${error.message}`)
@@ -180,14 +180,14 @@ class Run {
     return member
   }
 
-  /** A member in a process of its own. */
+  /** Starts a member in a process of its own. */
   spawn(options) {
     const child = new Child(this, { assignor: this.assignor, ...options })
     this.cleanups.push(() => child.end())
     return child
   }
 
-  /** A running feed; stop it before the last assertion. */
+  /** Starts a feed. A scenario stops the feed before its last assertion. */
   async feed(topic, partitions, { outage = false } = {}) {
     const producer = await this.client.producer({})
     const indexes = Array.from({ length: partitions }, (_, partition) => partition)
@@ -200,7 +200,7 @@ class Run {
     return feed
   }
 
-  /** `count` records to each partition, acknowledged. */
+  /** Sends `count` records to each partition, and waits until they are acknowledged. */
   async produce(topic, partitions, count) {
     const producer = await this.client.producer({})
     try {
@@ -259,7 +259,7 @@ async function attempt(name, body, adapter) {
   return { scenario: name, outcome: answer.outcome, seconds, detail: answer.detail.slice(0, MAX_DETAIL) }
 }
 
-/** One consumer until SIGTERM; then it closes in order. */
+/** Runs one consumer until SIGTERM, then closes it in order. */
 async function beMember(adapter, options) {
   const client = adapter.client(process.env.COMPAT_BOOTSTRAP)
   const ended = new Promise(resolve => process.once('SIGTERM', resolve))
@@ -280,7 +280,8 @@ export async function main(adapter) {
     process.stdout.write(`${adapter.version}\n`)
     return
   }
-  // A client that rejects a promise nobody holds must not end the program; the scenario's own waits tell.
+  // A rejected promise that no code awaits must not end the program. If the error matters, a wait of the scenario
+  // fails.
   process.on('unhandledRejection', error => process.stderr.write(`unhandled: ${error?.stack ?? error}\n`))
   process.on('uncaughtException', error => process.stderr.write(`uncaught: ${error?.stack ?? error}\n`))
   const options = process.env[MEMBER_VARIABLE]
@@ -298,6 +299,6 @@ export async function main(adapter) {
     process.stderr.write(`${new Date().toISOString()} ==== ${name}\n`)
     process.stdout.write(JSON.stringify(await attempt(name, body, adapter)) + '\n')
   }
-  // Connections of a scenario that hung must not hold the program.
+  // If a scenario hangs, its connections must not keep the program running.
   process.exit(0)
 }

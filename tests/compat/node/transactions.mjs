@@ -1,14 +1,15 @@
-// Transactional scenarios: what a reader of committed records sees, and what is read, written and committed at once.
+// Transactional scenarios: which records a reader of committed records sees, and read, write and commit in one
+// transaction.
 
 import { randomBytes } from 'node:crypto'
 import { assert, scenario, waitUntil } from './suite.mjs'
 
-/** How long a reader that must see nothing is watched. */
+/** How long a scenario watches a reader that must not receive any record. */
 const NOTHING_MS = 1500
 const READ_MS = 10_000
 const JOIN_MS = 20_000
 const TIMEOUT_MS = 2000
-/** Kafka looks for transactions that have timed out every ten seconds. */
+/** How long the abort of an overdue transaction may take. Kafka looks for such transactions every ten seconds. */
 const ABORTED_MS = 20_000
 const STEP = 5
 const LIVES = 6
@@ -16,10 +17,10 @@ const LIVES = 6
 const newId = () => `x-${randomBytes(5).toString('hex')}`
 const record = (partition, value) => ({ partition, value: Buffer.from(value) })
 
-/** `STEP` records to a partition. */
+/** Makes `STEP` records for a partition. */
 const steps = (partition, name) => Array.from({ length: STEP }, (_, index) => record(partition, `${name} ${index}`))
 
-/** What `reads` expects of `steps` that begin at an offset. */
+/** Returns what `reads` expects of `steps` if they begin at an offset. */
 const at = (offset, name) => steps(0, name).map(({ value }, index) => `${offset + index} ${value}`)
 
 async function reads(reader, count, milliseconds, due, what) {
@@ -27,7 +28,7 @@ async function reads(reader, count, milliseconds, due, what) {
   assert(String(found) === String(due), `${what}: read ${found}, not ${due}`)
 }
 
-/** Closed at the end, whatever it says to that: its connections may be gone. */
+/** Runs `body`, then closes the clients. Errors of closing are ignored, because the connections may be gone. */
 async function quietly(things, body) {
   try {
     return await body()
@@ -48,7 +49,10 @@ async function fenced(run, attempt) {
   if (!run.client.isFenced(error)) throw error
 }
 
-/** Waits until the log has this end, and this last stable offset: what a client without `stableEnd` has for both. */
+/**
+ * Waits until the log has this end and this last stable offset. A client without `stableEnd` receives only the last
+ * stable offset, as the log's end.
+ */
 async function ends(run, topic, end, stable) {
   const told = run.client.stableEnd ? end : stable
   await waitUntil(async () => (await run.client.bounds(topic))[1] === told, `the log ends at ${told}`)
@@ -66,7 +70,7 @@ scenario('transactions.commit-abort', async run => {
       await (name === 'aborted' ? producer.abort() : producer.commit())
     }
   })
-  // The record that ends a transaction has an offset of its own, behind each five.
+  // A marker takes one offset after every five records.
   const committed = [...at(0, 'committed'), ...at(2 * (STEP + 1), 'committed-again')]
   const whole = [...at(0, 'committed'), ...at(STEP + 1, 'aborted'), ...at(2 * (STEP + 1), 'committed-again')]
   for (const readCommitted of [true, false]) {
@@ -120,7 +124,7 @@ scenario('transactions.fencing', async run => {
   await quietly([first, second, third, reader], async () => {
     await first.begin()
     await first.send(topic, [record(0, 'fenced')])
-    // A producer takes the id with its first transaction.
+    // A producer takes its transactional id, and fences the previous owner, with its first transaction.
     await second.begin()
     await fenced(run, () => first.commit())
     await second.send(topic, [record(0, 'second')])
@@ -129,7 +133,7 @@ scenario('transactions.fencing', async run => {
     await fenced(run, () => inOne(second, topic, 'fenced, too'))
     await third.send(topic, [record(0, 'third')])
     await third.commit()
-    // 1: the end of the first, aborted transaction.
+    // Offset 1 is the marker of the first, aborted transaction.
     await reads(reader, 2, READ_MS, ['2 second', '4 third'], 'committed')
     await reads(reader, 1, NOTHING_MS, [], 'committed, behind all')
   })
@@ -162,8 +166,8 @@ scenario('transactions.consume-transform-produce', async run => {
 })
 
 scenario('transactions.gateway-kill', async run => {
-  // Killed between a transaction's records and its offsets. Who gets an error starts anew, with the same transactional
-  // id and from the committed offsets, as Kafka's documentation has it.
+  // Kill the gateway between a transaction's records and its offsets. After an error the producer starts again with the
+  // same transactional id, from the committed offsets, as Kafka's documentation says.
   const [source, target] = [await run.topic(2, { prefix: 'source' }), await run.topic(2, { prefix: 'target' })]
   const [group, id] = [run.group(), newId()]
   await fill(run, source)
@@ -177,7 +181,7 @@ scenario('transactions.gateway-kill', async run => {
     while (done < 8 * STEP) {
       const found = await reader.read(STEP, JOIN_MS)
       if (!found.length) {
-        // A transaction whose end was in doubt had been committed, or records are only late.
+        // Either the transaction of unknown outcome was committed, or records are only late.
         if (String(await run.client.committed(group, source, 2)) === `${4 * STEP},${4 * STEP}`) done = 8 * STEP
       } else {
         await transform(producer, reader, found, group, target, kill)
@@ -191,7 +195,8 @@ scenario('transactions.gateway-kill', async run => {
     const things = []
     await quietly(things, async () => {
       things.push(await run.client.transactional(id))
-      // It takes the id with its first transaction: what came before has ended once the group's offsets are asked for.
+      // The producer takes the transactional id with its first transaction. So the previous transaction has ended
+      // before the reader requests the group's offsets.
       await things[0].begin()
       things.push(await run.client.groupReader(group, source))
       await live(...things)
@@ -229,7 +234,7 @@ scenario('transactions.timeout', async run => {
   })
 })
 
-/** Forty records in two partitions. */
+/** Produces forty records in two partitions. */
 async function fill(run, topic) {
   const producer = await run.client.producer({})
   const records = Array.from({ length: 8 * STEP }, (_, index) => record(index % 2, `v${index}`))
@@ -242,7 +247,7 @@ async function readAll(reader, count) {
   return found
 }
 
-/** All of a transaction but its end; `between` its records and its offsets. */
+/** Does all steps of a transaction except its end. `between` runs between the records and the offsets. */
 async function transform(producer, reader, found, group, target, between = async () => {}) {
   await producer.begin()
   await producer.send(target, found.map(({ partition, value }) => record(partition, `made of ${value}`)))
@@ -250,7 +255,7 @@ async function transform(producer, reader, found, group, target, between = async
   await producer.sendOffsets(reader, group, found)
 }
 
-/** Each record is in the target once, in its partition's order, and the group has read them all. */
+/** Asserts that each record is in the target once, in its partition's order, and that the group has read them all. */
 async function exactlyOnce(run, group, source, target) {
   const reader = await run.client.reader(target, 'earliest', { readCommitted: true })
   await quietly([reader], async () => {

@@ -11,13 +11,15 @@ const library = JSON.parse(readFileSync(new URL('node_modules/@platformatic/kafk
 
 const SESSION_MS = 6000
 const FETCH = { maxWaitTime: 100, minBytes: 1 }
-// A member that was expelled tries each of its commits to the last, one after the other, before it joins again.
+// A member that was expelled repeats each of its commits until this limit, one commit after the other, before it joins
+// again.
 const MEMBER_RETRIES = 5
-// A member without a broker tries so often to read again: its retries last a second, and a restart lasts longer.
+// How often a member opens a stream during an outage. The client itself retries only for a second, and a restart of the
+// broker lasts longer.
 const OUTAGE_ATTEMPTS = 20
 const BASE = { clientId: 'compat', retries: 20, retryDelay: 200, timeout: 20_000, metadataMaxAge: 500 }
 
-/** A callback API as a promise. */
+/** Calls a function with a callback, and returns a promise of the result. */
 const promised = call =>
   new Promise((resolve, reject) => call((error, result) => (error ? reject(error) : resolve(result))))
 
@@ -28,7 +30,7 @@ class Member {
     this.topics = options.topics
     this.failed = failed
     this.fenced = false
-    /** The partitions that the member still owns, but has stopped to read because a fetch failed. */
+    /** The partitions that the group still assigns to the member, but that it does not read because a fetch failed. */
     this.interrupted = []
     this.streams = new Set()
     this.consumer = new Consumer({
@@ -43,7 +45,7 @@ class Member {
     })
     this.consumer.on('consumer:group:rebalance', () => this.givenUp('revoked'))
     this.consumer.on('consumer:group:join', ({ assignments }) => {
-      // It joins again without a word of rebalancing once it has been expelled.
+      // A member that was expelled joins again without a rebalance event, so its earlier partitions are lost.
       this.givenUp('lost')
       this.interrupted = []
       this.ownership.assigned(
@@ -83,8 +85,9 @@ class Member {
   }
 
   /**
-   * A stream of its own for each generation: a stream keeps what it fetched before a rebalance, and the position it
-   * reached. The new one is opened first, so that the consumer keeps its topics and does not join once more.
+   * Opens a new stream for each generation, because a stream keeps its position and the records that it fetched before
+   * a rebalance. The new stream is opened before the old ones are closed, so that the consumer keeps its topics and
+   * does not join once more.
    */
   async renew() {
     const earlier = [...this.streams]
@@ -105,7 +108,7 @@ class Member {
     for (const old of earlier) this.drop(old)
   }
 
-  /** Open a new stream, and try again as an application does while its broker is away. */
+  /** Opens a new stream, and tries again as an application does during an outage of its broker. */
   async renewPatiently() {
     for (let attempt = 1; ; attempt++) {
       try {
@@ -123,8 +126,9 @@ class Member {
     this.streams.delete(stream)
     if (this.current !== stream || this.stopped || this.fenced) return
     process.stderr.write(`${this.name}: stream: ${error.stack}\n`)
-    // A stream ends with its first failed fetch, as in an outage. The next one begins at the committed offsets, so the
-    // member reads again what it had not committed: it takes its partitions up anew.
+    // A stream ends with its first failed fetch, for example in an outage. The next stream begins at the committed
+    // offsets, so the member reads uncommitted records again. So the log says that the member loses its partitions and
+    // is assigned them again.
     this.interrupted = [...this.interrupted, ...this.ownership.owned.values()]
     this.givenUp('lost')
     sleep(200).then(() => (this.stopped || this.current ? undefined : this.renewPatiently())).catch(this.failed)
@@ -147,7 +151,8 @@ class Member {
     this.topics = topics
     this.opened = false
     this.givenUp('revoked')
-    // What is not consumed any more leaves the subscription; a topic that is new to it makes it join.
+    // Closing the streams removes their topics from the subscription. A topic that is new to the subscription makes the
+    // consumer join again.
     for (const stream of [...this.streams]) {
       this.streams.delete(stream)
       await stream.close()
@@ -194,7 +199,7 @@ class Reader {
     return this
   }
 
-  /** The next records; fewer if they do not come in time. */
+  /** Returns the next `count` records, or fewer if they do not arrive in time. */
   async read(count, milliseconds) {
     const records = []
     const late = milliseconds === undefined ? new Promise(() => {}) : sleep(milliseconds)
@@ -260,26 +265,27 @@ class Client {
     return new Reader(this.bootstrap, topic, where, options).open()
   }
 
-  /** It commits nothing. */
+  /** Returns a reader that is a member of the group and commits nothing. */
   groupReader(group, topic) {
     return new Reader(this.bootstrap, topic, 'committed', { group, readCommitted: true }).open()
   }
 
-  /** Its transactions time out when its requests do. */
+  /** In this library `timeout` is the timeout of requests and of transactions. */
   transactional(transactionalId, { timeout = BASE.timeout } = {}) {
     const producer = new Producer({
       ...this.options,
       timeout,
       idempotent: true,
       transactionalId,
-      // Else it asks to go on as producer 0, which it is not, and is fenced by whoever had the id before.
+      // By default the library continues as producer 0 with epoch 0, and is fenced if the transactional id has had
+      // another producer.
       producerId: -1n,
       producerEpoch: -1,
       acks: -1
     })
     let transaction
     return {
-      // One that is open already goes on.
+      // If a transaction is open already, it continues.
       async begin() {
         if (!transaction || transaction.completed) transaction = await producer.beginTransaction()
       },
@@ -390,7 +396,7 @@ class Client {
     await this.admin.alterConsumerGroupOffsets({ groupId, topics: [{ name, partitionOffsets }] })
   }
 
-  /** One member joins, sends itself an assignment and leaves; the assignment as it came back. */
+  /** Joins as the only member, sends itself an assignment, leaves, and returns the received assignment. */
   async rawGroup(group, type, protocol, metadata, assignment) {
     const raw = await this.rawMember(group, type, protocol, metadata)
     try {
@@ -426,7 +432,7 @@ class Client {
   }
 }
 
-/** Kafka's spelling of a state that the library writes in capitals. */
+/** Returns Kafka's spelling of a state that the library writes in capitals. */
 const spelled = state => ({ STABLE: 'Stable', EMPTY: 'Empty', DEAD: 'Dead' })[state] ?? state
 
 scenario('groups.partition-added', async run => {
@@ -438,7 +444,8 @@ scenario('groups.partition-added', async run => {
   await run.produce(topic, 2, 5)
   await view.waitCaughtUp()
   await run.client.addPartitions(topic, 4)
-  // It keeps metadata for a while; with what it has then it leads the next rebalance.
+  // The library caches metadata for a while, and assigns from the cache when it leads the next rebalance. So wait until
+  // it knows the new partitions.
   const seen = async () => (await first.consumer.metadata({ topics: [topic] })).topics.get(topic).partitionsCount
   await waitUntil(async () => (await seen()) === 4, 'it has looked again')
   const second = run.start({ name: 'c2', group, topics: [topic] })
@@ -450,7 +457,7 @@ scenario('groups.partition-added', async run => {
 })
 
 scenario('groups.leave-versions', async run => {
-  // Each version it can send, from a raw member; the group is empty at once.
+  // A raw member leaves with each version that the library can send. The group must be empty immediately.
   for (const [version, api] of [[4, kafka.leaveGroupV4.api], [5, kafka.leaveGroupV5.api]]) {
     const group = run.group()
     const { connection, joined } = await run.client.rawMember(group, 'consumer', 'range', Buffer.alloc(0))
@@ -474,7 +481,7 @@ await main({
     zstd: compressionsAlgorithms.zstd.available || `it takes zstd from Node.js, and ${process.version} has none`
   },
   headers: { repeated: true, nulls: true },
-  // It counts sequence numbers up once it is answered: sends that overlap would carry the same ones.
+  // The library increments sequence numbers when a response arrives, so overlapping sends would carry the same numbers.
   overlapsIdempotence: false,
   skips: {
     'groups.commit-in-revoke': 'it has no revoke callback: it rejoins without waiting for who listens to the event',

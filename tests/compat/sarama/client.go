@@ -22,7 +22,7 @@ var codecs = map[string]sarama.CompressionCodec{
 	"zstd":   sarama.CompressionZSTD,
 }
 
-// client adapts Sarama's producer, consumer and ClusterAdmin.
+// client implements the interfaces of package compat with Sarama's Client, producer, consumer and ClusterAdmin.
 type client struct {
 	version  sarama.KafkaVersion
 	sarama   sarama.Client
@@ -99,7 +99,7 @@ func (c *client) ProduceIdempotent(
 ) error {
 	config := newConfig(c.version)
 	config.Producer.Idempotent = true
-	config.Net.MaxOpenRequests = 1 // Sarama's condition for idempotence
+	config.Net.MaxOpenRequests = 1 // Sarama requires this for idempotence
 	config.Net.Proxy.Enable = true
 	config.Net.Proxy.Dialer = proxyDialer{dial}
 	config.Producer.Flush.MaxMessages = 20
@@ -114,7 +114,7 @@ func (c *client) ProduceIdempotent(
 			}
 		}
 	}()
-	// Closed only when all is answered: a producer that is being closed does not try anything again.
+	// Close the producer only after every message has a result, because a closing producer does not retry.
 	var failed []error
 	for answered := range len(values) {
 		select {

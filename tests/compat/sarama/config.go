@@ -29,7 +29,8 @@ var strategies = map[string]func() sarama.BalanceStrategy{
 	"cooperative-sticky": sarama.NewBalanceStrategyCooperativeSticky,
 }
 
-// newConfig has short times, so that a scenario ends soon, and retries that outlive a restart of the gateway.
+// newConfig returns a configuration with short times, so that a scenario ends soon, and with retries that outlast a
+// restart of the gateway.
 func newConfig(version sarama.KafkaVersion) *sarama.Config {
 	config := sarama.NewConfig()
 	config.ClientID = "compat"
@@ -37,7 +38,7 @@ func newConfig(version sarama.KafkaVersion) *sarama.Config {
 	config.Metadata.RefreshFrequency = time.Second
 	config.Metadata.Retry.Max = 40
 	config.Metadata.Retry.Backoff = 100 * time.Millisecond
-	// A deleted topic stays deleted: Sarama's metadata requests would make it again.
+	// Sarama's metadata requests would otherwise create a deleted topic again.
 	config.Metadata.AllowAutoTopicCreation = false
 	config.Producer.RequiredAcks = sarama.WaitForAll
 	config.Producer.Return.Successes = true

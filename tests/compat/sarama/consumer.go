@@ -14,8 +14,8 @@ import (
 	"github.com/IBM/sarama"
 )
 
-// consumer is a member of a group. It owns what its ConsumeClaim goroutines hold: Sarama starts one per partition, and
-// has it end when the partition is taken away, be the assignor eager or cooperative.
+// consumer is a member of a group. It owns the partitions for which a ConsumeClaim goroutine runs. Sarama starts one
+// such goroutine per partition and ends it when the partition is revoked, with eager and with cooperative assignors.
 type consumer struct {
 	*compat.Ownership
 	group  sarama.ConsumerGroup
@@ -26,7 +26,7 @@ type consumer struct {
 
 	mu      sync.Mutex
 	topics  []string
-	cancel  context.CancelFunc // of the running Consume
+	cancel  context.CancelFunc // ends the running Consume
 	session sarama.ConsumerGroupSession
 	setups  int
 	err     error
@@ -70,7 +70,7 @@ func consume(group sarama.ConsumerGroup, options compat.Options, sink compat.Sin
 	return c
 }
 
-// loop calls Consume again and again: it returns at each eager rebalance, and when the gateway is away.
+// loop calls Consume again and again, because Consume returns at each eager rebalance and when the gateway is down.
 func (c *consumer) loop(name string) {
 	defer close(c.done)
 	for c.ctx.Err() == nil {
@@ -87,7 +87,7 @@ func (c *consumer) loop(name string) {
 		case errors.Is(err, sarama.ErrClosedConsumerGroup):
 			return
 		case errors.Is(err, sarama.ErrUnknownTopicOrPartition) && len(topics) > 1:
-			// Sarama leaves it to the application to give up a topic that is gone.
+			// Sarama leaves it to the application to unsubscribe from a deleted topic.
 			c.dropUnknown(topics)
 		}
 		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
@@ -101,7 +101,7 @@ func (c *consumer) loop(name string) {
 	}
 }
 
-// ended notes an error after which there is no way back.
+// ended records an error that ends the consumer for good, and returns whether `err` is such an error.
 func (c *consumer) ended(err error) bool {
 	switch {
 	case errors.Is(err, sarama.ErrFencedInstancedId):
@@ -120,7 +120,7 @@ func (c *consumer) ended(err error) bool {
 func (c *consumer) dropUnknown(topics []string) {
 	client, err := newClient(newest)
 	if err != nil {
-		return // the gateway is away: the next turn tries again
+		return // the gateway is down: the next turn of the loop tries again
 	}
 	defer client.Close()
 	var known []string
@@ -136,7 +136,7 @@ func (c *consumer) dropUnknown(topics []string) {
 	}
 }
 
-// Setup is Sarama's: a session has begun.
+// Setup is called by Sarama when a session has begun.
 func (c *consumer) Setup(session sarama.ConsumerGroupSession) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -145,7 +145,7 @@ func (c *consumer) Setup(session sarama.ConsumerGroupSession) error {
 	return nil
 }
 
-// Cleanup is Sarama's: every ConsumeClaim of the session has returned.
+// Cleanup is called by Sarama after every ConsumeClaim of the session has returned.
 func (c *consumer) Cleanup(session sarama.ConsumerGroupSession) error {
 	if c.commit == compat.CommitInRevoke {
 		session.Commit()
@@ -153,7 +153,7 @@ func (c *consumer) Cleanup(session sarama.ConsumerGroupSession) error {
 	return nil
 }
 
-// ConsumeClaim is Sarama's: it holds one partition until Messages ends.
+// ConsumeClaim is called by Sarama for each assigned partition. The member owns the partition until Messages ends.
 func (c *consumer) ConsumeClaim(session sarama.ConsumerGroupSession, claim sarama.ConsumerGroupClaim) error {
 	c.Assigned(claim.Topic(), claim.Partition())
 	defer c.Revoked(claim.Topic(), claim.Partition())
@@ -187,7 +187,7 @@ func (c *consumer) current() sarama.ConsumerGroupSession {
 	return c.session
 }
 
-// Setups counts the sessions that have begun.
+// Setups returns the number of sessions that have begun.
 func (c *consumer) Setups() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -203,7 +203,7 @@ func (c *consumer) Err() error {
 	return c.err
 }
 
-// SetTopics ends the running Consume; the next one asks for other topics with the same member id.
+// SetTopics ends the running Consume. The next Consume subscribes to the new topics with the same member id.
 func (c *consumer) SetTopics(topics []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,4 +1,4 @@
-// Sarama against the gateway: what the Go suites share, and the scenarios that are Sarama's own.
+// Command sarama runs the scenarios that the Go suites share, and Sarama's own scenarios, against the gateway.
 package main
 
 import (
@@ -10,7 +10,7 @@ import (
 	"github.com/IBM/sarama"
 )
 
-// newest is what Sarama speaks at most; the scenarios of all clients run with it.
+// newest is the newest Kafka version that Sarama supports. The shared scenarios use this version.
 var newest = sarama.MaxVersion
 
 func main() {

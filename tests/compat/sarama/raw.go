@@ -8,7 +8,7 @@ import (
 	"github.com/IBM/sarama"
 )
 
-// rawMember uses Sarama's Broker, which sends one request at a time and waits for its answer.
+// rawMember uses Sarama's Broker, which sends one request at a time and waits for the response.
 type rawMember struct {
 	group  string
 	client sarama.Client

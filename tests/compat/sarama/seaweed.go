@@ -9,9 +9,10 @@ import (
 	"github.com/IBM/sarama"
 )
 
-// The scenarios of the SeaweedFS gateway's consumer group tests, at the Kafka versions it was tested with. Where those
-// look at the sum over all consumers, these look at each: every one is ready, and owns what it should, before the next
-// step is taken.
+// seaweedVersions are the Kafka versions with which the SeaweedFS gateway was tested, and Sarama's newest. The
+// scenarios below come from the consumer group tests of that gateway. Where those tests check the sum over all
+// consumers, the scenarios check each consumer: each one must be ready and own the right partitions before the next
+// step.
 var seaweedVersions = []struct {
 	name    string
 	version sarama.KafkaVersion
@@ -22,7 +23,7 @@ var seaweedVersions = []struct {
 	{"newest", newest},
 }
 
-// seaweedReady is how long those tests give a group to settle.
+// seaweedReady is how long the tests of SeaweedFS wait for a group to settle.
 const seaweedReady = 45 * time.Second
 
 func seaweedScenarios() []compat.Scenario {
@@ -57,7 +58,7 @@ func seaweedScene(t *compat.T, version sarama.KafkaVersion, partitions int) *com
 	})
 }
 
-// ready waits until this very consumer has had its Setup.
+// ready waits until Sarama has called Setup of each of the members.
 func ready(t *compat.T, members ...compat.Consumer) {
 	for i, member := range members {
 		t.Wait(fmt.Sprintf("consumer %d is set up", i+1), seaweedReady, func() string {
@@ -152,7 +153,8 @@ func seaweedLeave(t *compat.T, version sarama.KafkaVersion) {
 	scene.Settled(first, second)
 	flow.Moves()
 	scene.Close(second)
-	// Less than a session: a LeaveGroup that was not understood would take a whole one.
+	// The time limit is shorter than a session. If the gateway did not understand the LeaveGroup, the hand-over would
+	// take a whole session.
 	t.SettledWithin(compat.SoonLimit, scene.Partitions(), true, first)
 	flow.Moves()
 	flow.Drain()

@@ -8,8 +8,9 @@ import (
 	"github.com/IBM/sarama"
 )
 
-// sharedClientScenarios: Sarama sends everything of one client over one connection per broker, so that a parked
-// JoinGroup of one group stands before the heartbeats of the others.
+// sharedClientScenarios returns the scenario of several groups on one client. Sarama sends all requests of a client to
+// a broker over one connection. So on that connection a parked JoinGroup of one group is ahead of the heartbeats of the
+// other groups.
 func sharedClientScenarios() []compat.Scenario {
 	return []compat.Scenario{{Name: "sarama.groups-on-one-client", Run: groupsOnOneClient}}
 }
@@ -48,7 +49,7 @@ func groupsOnOneClient(t *compat.T) {
 		t.Settled(compat.PartitionsOf(scene.Topic, 2), true, members[i])
 	}
 	flow.Steady()
-	// One group rebalances; the sessions of the other two live on, in the generation they had.
+	// One group rebalances. The sessions of the other two groups must survive, in the same generation.
 	before := []int32{members[1].Generation(), members[2].Generation()}
 	guest := scenes[0].Member("guest")
 	t.Settled(compat.PartitionsOf(scenes[0].Topic, 2), true, members[0], guest)

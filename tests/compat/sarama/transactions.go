@@ -27,7 +27,7 @@ func (c *client) Transactional(_ context.Context, id string, timeout time.Durati
 func (c *client) transactionalProducer(id string, timeout time.Duration) (sarama.SyncProducer, error) {
 	config := newConfig(c.version)
 	config.Producer.Idempotent = true
-	config.Net.MaxOpenRequests = 1 // Sarama's condition for idempotence
+	config.Net.MaxOpenRequests = 1 // Sarama requires this for idempotence
 	config.Producer.Transaction.ID = id
 	config.Producer.Transaction.Timeout = timeout
 	config.Producer.Transaction.Retry.Backoff = 100 * time.Millisecond
@@ -68,7 +68,8 @@ func told(err error) error {
 	return err
 }
 
-// reader is Sarama's consumer of one partition, with a client of its own, since the client has the isolation level.
+// reader is Sarama's consumer of one partition. It has a client of its own, because the isolation level is a setting of
+// the client.
 type reader struct {
 	consumer  sarama.Consumer
 	partition sarama.PartitionConsumer
@@ -113,7 +114,7 @@ func (r *reader) Close() {
 	_ = r.consumer.Close()
 }
 
-// transformer is Sarama's consumer group, which marks nothing, and a producer.
+// transformer is Sarama's consumer group, which marks no messages, and a transactional producer.
 type transformer struct {
 	name     string
 	group    sarama.ConsumerGroup
@@ -161,7 +162,7 @@ func (c *client) Transformer(_ context.Context, id, group, topic string) (compat
 	return s, nil
 }
 
-// Setup is Sarama's: a session has begun.
+// Setup is called by Sarama when a session has begun.
 func (s *transformer) Setup(session sarama.ConsumerGroupSession) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,10 +170,10 @@ func (s *transformer) Setup(session sarama.ConsumerGroupSession) error {
 	return nil
 }
 
-// Cleanup is Sarama's.
+// Cleanup is called by Sarama at the end of a session. Nothing is left to do.
 func (s *transformer) Cleanup(sarama.ConsumerGroupSession) error { return nil }
 
-// ConsumeClaim is Sarama's: it hands over the records of one partition.
+// ConsumeClaim is called by Sarama for each assigned partition. It passes the partition's records to Read.
 func (s *transformer) ConsumeClaim(session sarama.ConsumerGroupSession, claim sarama.ConsumerGroupClaim) error {
 	for message := range claim.Messages() {
 		select {

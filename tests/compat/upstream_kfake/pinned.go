@@ -1,6 +1,6 @@
 //go:build pinned
 
-// Package pinned names what go.mod pins, so that `go mod tidy` keeps it.
+// Package pinned imports the packages of the modules that go.mod pins, so that `go mod tidy` keeps the modules.
 package pinned
 
 import (

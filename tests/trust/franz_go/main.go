@@ -1,8 +1,8 @@
-// All clients of franz-go in one process: producers, and members of groups.
+// Command franz_go runs all clients of franz-go in one process: producers, and members of groups.
 //
-// Standard input has one command per line, standard output one event per line; fields are separated by tabs, and the
-// second one is the id that the caller gave to the client. tests/trust/franz.py is the caller, and Clients.java speaks
-// the same commands. Times are seconds of CLOCK_MONOTONIC, the clock of Python's time.monotonic.
+// Standard input has one command per line, standard output one event per line. Fields are separated by tabs. The second
+// field is the id that the caller gave to the client. tests/trust/franz.py is the caller, and Clients.java speaks the
+// same commands. Times are seconds of CLOCK_MONOTONIC, the clock of Python's time.monotonic.
 package main
 
 import (
@@ -110,12 +110,13 @@ func common(clientID string) []kgo.Opt {
 		kgo.MetadataMinAge(100 * time.Millisecond),
 		kgo.RequestTimeoutOverhead(6 * time.Second),
 		kgo.RetryBackoffFn(func(int) time.Duration { return 100 * time.Millisecond }),
-		// The nodes ask for no authentication: a connection that ends says nothing about it.
+		// The nodes require no authentication. By default kgo takes an EOF on a connection's first request for missing
+		// SASL or TLS, and does not retry.
 		kgo.AlwaysRetryEOF(),
 	}
 }
 
-// producer, id, client id, idempotent, linger.ms, compression.type.
+// producer runs one producer. Its command is: producer, id, client id, idempotent, linger.ms, compression.type.
 type producer struct {
 	id      string
 	kafka   *kgo.Client
@@ -128,7 +129,7 @@ func startProducer(words []string) client {
 		kgo.ProducerLinger(time.Duration(number(words[4]))*time.Millisecond),
 		kgo.ProducerBatchCompression(codecs[words[5]]),
 		kgo.RecordDeliveryTimeout(longestOutage),
-		// Without this the client numbers its batches anew after a gap, and may write a record twice.
+		// Without this option the client restarts its sequence numbers after a gap, and may write a record twice.
 		kgo.StopProducerOnDataLossDetected(),
 	)
 	if words[3] == "false" {
@@ -144,7 +145,7 @@ func startProducer(words []string) client {
 	return p
 }
 
-// command is send, id, topic, partition, key or nothing, value.
+// command takes the fields: send, id, topic, partition, key or nothing, value.
 func (p *producer) command(words []string) { p.records <- words }
 
 func (p *producer) stop() { close(p.records) }
@@ -169,9 +170,11 @@ func (p *producer) live() {
 	end(p.id, err)
 }
 
-// member, id, client id, group, topic, protocol, isolation.level, group.instance.id or nothing, release in ms.
+// member runs one member of a group. Its command is: member, id, client id, group, topic, protocol, isolation.level,
+// group.instance.id or nothing, release in ms.
 //
-// Rebalances wait while it processes what it has polled. The mutex keeps its end from a callback that has just begun.
+// A rebalance waits until the member has processed the records that it has polled. The mutex keeps the end of the
+// member apart from a callback that has just begun.
 type member struct {
 	id, topic string
 	release   time.Duration
@@ -201,7 +204,7 @@ func startMember(words []string) client {
 		kgo.OnPartitionsAssigned(func(_ context.Context, _ *kgo.Client, assigned map[string][]int32) {
 			m.mu.Lock()
 			defer m.mu.Unlock()
-			if m.closing { // the group gave it what another closing member had, and it reads nothing more
+			if m.closing { // the group assigned it the partitions of another closing member, but it reads nothing more
 				return
 			}
 			for _, partition := range assigned[m.topic] {
@@ -274,7 +277,8 @@ func (m *member) live() {
 		m.mu.Unlock()
 		m.kafka.AllowRebalance()
 	}
-	// A static member keeps its partitions when it closes, so this client says itself that it reads no more.
+	// A static member keeps its partitions when it closes, so this program itself reports that the member reads no
+	// more.
 	m.mu.Lock()
 	m.commit(m.all())
 	m.closing = true
@@ -284,7 +288,7 @@ func (m *member) live() {
 	m.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	defer cancel()
-	// Close alone would wait for a coordinator that does not answer. The error says no more than that.
+	// Close alone would wait for a coordinator that does not respond. The error says nothing more than that.
 	_ = m.kafka.LeaveGroupContext(ctx)
 	m.kafka.Close()
 	end(m.id, nil)

@@ -1,5 +1,5 @@
-// franz-go's producer with its default settings, for bench/producers.py, which says what it prints:
-// BOOTSTRAP TOPIC WARM_UP_S SECONDS RECORDS_PER_S.
+// Command produce runs franz-go's producer with its default settings, as bench/producers.py describes. Its arguments
+// are BOOTSTRAP TOPIC WARM_UP_S SECONDS RECORDS_PER_S.
 package main
 
 import (
@@ -29,7 +29,7 @@ type run struct {
 	sent         int64
 	acknowledged atomic.Int64
 
-	mutex        sync.Mutex // of what follows
+	mutex        sync.Mutex // guards the fields below
 	failure      error
 	milliseconds []string
 }
@@ -70,7 +70,7 @@ func (r *run) sendFor(seconds float64, measured bool) time.Duration {
 	return time.Since(start)
 }
 
-// send waits while the client's buffer is full.
+// send produces one record. It waits while the client's buffer is full.
 func (r *run) send(sent time.Time, timed bool) {
 	value := r.payloads[r.sent%payloads][:]
 	r.sent++

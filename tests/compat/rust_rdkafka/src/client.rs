@@ -1,4 +1,4 @@
-//! What scenarios do outside of groups: producing, reading a partition, administration.
+//! The clients that scenarios use outside of groups: for producing, reading a partition, and administration.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use crate::scenario::{Result, ensure, fail};
 
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// All clients of the suite share one client id.
+/// Returns the common configuration. All clients of the suite share one client id.
 pub fn config() -> ClientConfig {
     let mut config = ClientConfig::new();
     config
@@ -50,7 +50,7 @@ impl Record {
     }
 }
 
-/// Notes what was acknowledged, in the order of the acknowledgements.
+/// Collects the acknowledged records, in the order of the acknowledgements.
 pub struct Acknowledgements {
     journal: Option<Arc<Journal>>,
     offsets: Mutex<Vec<(i32, i64)>>,
@@ -88,7 +88,8 @@ impl Producer {
         Ok(Producer(config.create_with_context(acknowledgements)?))
     }
 
-    /// Made ready: who had its transactional id before is fenced, and its transaction aborted.
+    /// Returns a transactional producer, initialized: the previous owner of its transactional id is fenced, and that
+    /// owner's transaction aborted.
     pub fn transactional(id: &str, timeout_ms: u64) -> Result<Producer> {
         let timeout_ms = timeout_ms.to_string();
         let producer = Producer::new(
@@ -96,7 +97,8 @@ impl Producer {
                 ("transactional.id", id),
                 ("transaction.timeout.ms", &timeout_ms),
                 ("message.timeout.ms", &timeout_ms),
-                // Having bootstrapped again, it sends a transaction's offsets to a broker that it has given up, for ever.
+                // After a rebootstrap librdkafka sends a transaction's offsets forever to a broker that it has
+                // abandoned.
                 ("metadata.recovery.strategy", "none"),
             ],
             None,
@@ -117,18 +119,18 @@ impl Producer {
         Ok(self.0.abort_transaction(TIMEOUT)?)
     }
 
-    /// Where the consumer's group is to go on, once this transaction is committed.
+    /// Commits offsets in this transaction: the positions at which the consumer's group will continue.
     pub fn send_offsets(&self, offsets: &TopicPartitionList, consumer: &BaseConsumer) -> Result {
         let Some(group) = consumer.group_metadata() else { return fail("the consumer is in no group") };
         Ok(self.0.send_offsets_to_transaction(offsets, &group, TIMEOUT)?)
     }
 
-    /// What has ended it for good.
+    /// Returns the fatal error that ended the producer, if any.
     pub fn fatal(&self) -> Option<RDKafkaErrorCode> {
         self.0.client().fatal_error().map(|(code, _)| code)
     }
 
-    /// Hands a record over; `flush` tells whether it was stored.
+    /// Queues a record. `flush` reports whether it was stored.
     pub fn send(&self, topic: &str, partition: i32, record: &Record) -> Result {
         let mut base: BaseRecord<'_, [u8], [u8]> = BaseRecord::to(topic).partition(partition);
         if let Some(key) = &record.key {
@@ -150,7 +152,8 @@ impl Producer {
         self.0.send(base).map_err(|(error, _)| error.into())
     }
 
-    /// Waits for the acknowledgements of all that was sent; partitions and offsets in their order.
+    /// Waits until all sent records are acknowledged. Returns their partitions and offsets in the order of the
+    /// acknowledgements.
     pub fn flush(&self) -> Result<Vec<(i32, i64)>> {
         self.0.flush(Duration::from_secs(60))?;
         let context = self.0.context();
@@ -162,7 +165,7 @@ impl Producer {
     }
 }
 
-/// Reads a partition of a topic, 0 unless told, without a group.
+/// Reads one partition without a group. The partition is 0 if the caller names none.
 pub struct Reader(BaseConsumer);
 
 impl Reader {
@@ -170,7 +173,7 @@ impl Reader {
         Reader::with(topic, 0, from, "read_committed")
     }
 
-    /// From the beginning; `isolation` is `read_committed` or `read_uncommitted`.
+    /// Returns a reader that begins at the start of the log. `isolation` is `read_committed` or `read_uncommitted`.
     pub fn isolated(topic: &str, partition: i32, isolation: &str) -> Result<Reader> {
         Reader::with(topic, partition, Offset::Beginning, isolation)
     }
@@ -186,7 +189,7 @@ impl Reader {
         Ok(Reader(consumer))
     }
 
-    /// First offset, and the one after the last that its isolation lets it read.
+    /// Returns the first offset, and the offset after the last record that the isolation level lets the reader read.
     pub fn bounds(&self, topic: &str, partition: i32) -> Result<(i64, i64)> {
         Ok(self.0.fetch_watermarks(topic, partition, TIMEOUT)?)
     }
@@ -197,7 +200,7 @@ impl Reader {
         Ok(records)
     }
 
-    /// The next records; fewer if they do not come in time.
+    /// Returns the next `count` records, or fewer if they do not arrive in time.
     pub fn read_for(&self, count: usize, within: Duration) -> Result<Vec<(i64, Record)>> {
         let deadline = Instant::now() + within;
         let mut records = Vec::new();
@@ -219,7 +222,7 @@ impl Reader {
         Ok(records)
     }
 
-    /// Waits until it stands at the end of the log.
+    /// Waits until the reader is at the end of the log.
     pub fn reach_end(&self) -> Result {
         let deadline = Instant::now() + TIMEOUT;
         while Instant::now() < deadline {
@@ -242,7 +245,7 @@ fn held(headers: &BorrowedHeaders) -> Vec<(String, Option<Vec<u8>>)> {
     headers.iter().map(|header| (header.key.to_string(), header.value.map(<[u8]>::to_vec))).collect()
 }
 
-/// Administration, and offsets of groups that this process is no member of.
+/// A client for administration. It also reads and commits offsets of groups of which it is not a member.
 pub struct Client {
     admin: AdminClient<DefaultClientContext>,
     consumer: BaseConsumer,
@@ -261,7 +264,8 @@ impl Client {
     pub fn create_topic(&self, topic: &str, partitions: i32) -> Result {
         let new = NewTopic::new(topic, partitions, TopicReplication::Fixed(1));
         single(block_on(self.admin.create_topics([&new], &Self::options()))?)?;
-        // Until metadata has it, so that consumers do not start by asking for a topic that is not there.
+        // Wait until the metadata has the topic, so that consumers do not begin by requesting a topic that does not
+        // exist.
         self.wait("the new topic", || Ok(self.partitions(topic)? == partitions as usize))
     }
 
@@ -274,7 +278,7 @@ impl Client {
         single(block_on(self.admin.create_partitions([&new], &Self::options()))?)
     }
 
-    /// 0 if there is no such topic.
+    /// Returns the number of partitions, or 0 if no such topic exists.
     pub fn partitions(&self, topic: &str) -> Result<usize> {
         let metadata = self.consumer.fetch_metadata(None, TIMEOUT)?;
         Ok(metadata.topics().iter().find(|found| found.name() == topic).map_or(0, |found| found.partitions().len()))
@@ -312,7 +316,7 @@ impl Client {
         Ok(list.groups().iter().map(|group| group.name().to_string()).collect())
     }
 
-    /// Its state, and the client ids of its members.
+    /// Returns the group's state, and the client ids of its members.
     pub fn describe_group(&self, group: &str) -> Result<(String, Vec<String>)> {
         let list = self.consumer.fetch_group_list(Some(group), TIMEOUT)?;
         let Some(found) = list.groups().first() else { return fail("no such group") };
@@ -328,7 +332,7 @@ impl Client {
         Ok(self.consumer.fetch_watermarks(topic, 0, TIMEOUT)?)
     }
 
-    /// None: there is no record of that time or later.
+    /// Returns the offset of the first record at or after a time, or None if no such record exists.
     pub fn offset_at(&self, topic: &str, timestamp: i64) -> Result<Option<i64>> {
         let mut times = TopicPartitionList::new();
         times.add_partition_offset(topic, 0, Offset::Offset(timestamp))?;
@@ -340,7 +344,7 @@ impl Client {
         }
     }
 
-    /// −1 for a partition without a committed offset.
+    /// Returns the committed offsets, with −1 for a partition that has none.
     pub fn committed(&self, group: &str, topic: &str, partitions: i32) -> Result<Vec<i64>> {
         let consumer: BaseConsumer = config().set("group.id", group).create()?;
         let mut wanted = TopicPartitionList::new();

@@ -1,4 +1,4 @@
-//! Data scenarios: what is produced comes back, from wherever one starts to read.
+//! Data scenarios: produced records are read back, from any starting point.
 
 use rdkafka::Offset;
 
@@ -58,7 +58,7 @@ fn compressed(run: &mut Run, codec: &str) -> Result {
     Ok(())
 }
 
-/// Many small batches in flight at once, then a second producer; all stored once, in order.
+/// Keeps many small batches in flight, then uses a second producer. All records must be stored once and in order.
 fn idempotent(run: &mut Run) -> Result {
     let topic = run.topic(1)?;
     for start in [0, 500] {

@@ -1,5 +1,5 @@
-//! Group scenarios, each with the library's own rebalance and with a custom one. What they mean is judged from the
-//! delivery log; here they are only acted out.
+//! Group scenarios, each once with the library's own rebalance and once with a custom one. They only let members act;
+//! the checker judges the delivery log.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,9 +13,11 @@ use crate::scenario::{CALLBACKS, Feed, Result, Run, Scenario, ensure, fresh, sce
 const PARTITIONS: i32 = 4;
 const SETTLE: Duration = Duration::from_secs(45);
 const SESSION: Duration = Duration::from_secs(6);
-/// Session of members that leave. It is long, so that a slow machine cannot confuse leaving with an expired session.
+/// Session timeout of members that leave. It is long, so that on a slow machine a hand-over after a LeaveGroup cannot
+/// be mistaken for an expired session.
 const LONG_SESSION: Duration = Duration::from_secs(45);
-/// Less than the long session: a hand-over within it came from a LeaveGroup, or from no rebalance at all.
+/// Shorter than the long session timeout. A hand-over within this time was caused by a LeaveGroup, or needed no
+/// rebalance.
 const SOON: Duration = Duration::from_secs(30);
 const COOPERATIVE: &str = "cooperative-sticky";
 
@@ -99,7 +101,7 @@ fn one_two_four(run: &mut Run, callback: Callback, assignor: &str) -> Result {
     Ok(())
 }
 
-/// Ten fresh groups, each with a topic of its own, one after the other; all in one log.
+/// Runs ten groups with new names in turn, each with a topic of its own. All share one log.
 fn ten_runs(run: &mut Run, callback: Callback, assignor: &str) -> Result {
     let mut view = run.log("", PARTITIONS, assignor == COOPERATIVE, false)?;
     for attempt in 0..10 {
@@ -133,7 +135,8 @@ fn one_partition_three_consumers(run: &mut Run, callback: Callback) -> Result {
     Ok(())
 }
 
-/// A group that shares a topic under load: `c1` in this process, and what `second` makes of the options of `c2`.
+/// A group of two members that share a topic under load. `c1` is in this process. The caller's function `second` starts
+/// the other member with the options of `c2`.
 struct Pair<T> {
     view: View,
     feed: Arc<Feed>,
@@ -166,7 +169,7 @@ fn pair<T>(
     Ok(Pair { view, feed, first, second, all })
 }
 
-/// The one that stays has everything well before the session of the one that left could expire.
+/// The remaining member must own everything well before the leaving member's session could expire.
 fn leave(run: &mut Run, callback: Callback) -> Result {
     let mut pair = pair(run, callback, false, LONG_SESSION, |run, options| run.start(options))?;
     pair.second.stop();
@@ -189,7 +192,7 @@ fn crash(run: &mut Run, callback: Callback) -> Result {
     ensure(again <= 1, format!("{again} records came again, though each was committed before the next"))
 }
 
-/// The stopped process keeps its connections. When it goes on it finds itself expelled, and joins again.
+/// A stopped process keeps its connections open. When it continues, it learns that it was expelled, and joins again.
 fn crash_half_open(run: &mut Run, callback: Callback) -> Result {
     let mut pair = pair(run, callback, true, SESSION, |run, options| run.spawn(options))?;
     pair.second.freeze()?;
@@ -232,7 +235,8 @@ fn commit_resume(run: &mut Run, callback: Callback) -> Result {
     ensure(committed == [15; PARTITIONS as usize], format!("committed {committed:?}"))
 }
 
-/// Nothing commits but the callback, so every hand-over that reads nothing twice proves one commit.
+/// Only the revoke callback commits. So every hand-over without a repeated record proves that the callback has
+/// committed.
 fn commit_in_revoke(run: &mut Run, callback: Callback) -> Result {
     let mut view = run.log("", PARTITIONS, false, false)?;
     for assignor in ["range", COOPERATIVE] {
@@ -259,7 +263,8 @@ fn commit_in_revoke(run: &mut Run, callback: Callback) -> Result {
     Ok(())
 }
 
-/// A restart within the session moves nothing: the other member sees no round. A second of the name fences.
+/// A restart within the session moves no partition, and the other member sees no rebalance. A second member with the
+/// same instance id fences the first one.
 fn static_members(run: &mut Run, callback: Callback) -> Result {
     let (topic, group) = (run.topic(PARTITIONS)?, fresh("g"));
     let mut view = run.log(&topic, PARTITIONS, false, false)?;
@@ -282,12 +287,12 @@ fn static_members(run: &mut Run, callback: Callback) -> Result {
     ensure(view.rounds_of("other") == rounds, "the restart made the other member rebalance")?;
     run.produce(&topic, PARTITIONS, 3)?;
     view.wait_caught_up()?;
-    // The second of the name starts at what the first has committed.
+    // The next member with this instance id starts at the committed offsets, so wait for the last commit.
     let committed = || Ok(run.client.committed(&group, &topic, PARTITIONS)? == [6; PARTITIONS as usize]);
     run.client.wait("everything is committed", committed)?;
 
     again.expect_fencing();
-    // It learns only later that it is fenced: its ownership ends here.
+    // The fenced member learns only later that it is fenced, so the scenario ends its ownership here.
     run.end_ownership(&again.name);
     let usurper = run.start(&options("usurper", "i-2"))?;
     view.wait_for("the first of the name is fenced", SETTLE, |_| again.fenced())?;
@@ -403,7 +408,7 @@ fn subscription_change(run: &mut Run, callback: Callback) -> Result {
     Ok(())
 }
 
-/// All members of this suite share one client id; here four start at the same moment.
+/// Starts four members at the same moment. All members of this suite share one client id.
 fn same_client_id(run: &mut Run, callback: Callback) -> Result {
     let (topic, group) = (run.topic(PARTITIONS)?, fresh("g"));
     let mut view = run.log(&topic, PARTITIONS, false, false)?;
@@ -418,7 +423,7 @@ fn same_client_id(run: &mut Run, callback: Callback) -> Result {
     Ok(())
 }
 
-/// A LeaveGroup that is not understood shows: the next member would wait for the session to expire.
+/// If the gateway did not understand a LeaveGroup, the next member would wait for the session to expire.
 fn leave_versions(run: &mut Run, callback: Callback) -> Result {
     let (topic, group) = (run.topic(1)?, fresh("g"));
     let mut view = run.log(&topic, 1, false, false)?;
@@ -439,7 +444,8 @@ fn leave_versions(run: &mut Run, callback: Callback) -> Result {
     Ok(())
 }
 
-/// A callback that makes the other protocol's call is refused by librdkafka; made right after, the group works.
+/// librdkafka must refuse a callback's call that belongs to the other rebalance protocol. The callback then makes the
+/// right call, and the group works.
 fn wrong_calls(run: &mut Run) -> Result {
     let mut view = run.log("", PARTITIONS, false, false)?;
     for assignor in ["range", COOPERATIVE] {
@@ -453,7 +459,8 @@ fn wrong_calls(run: &mut Run) -> Result {
         stop_all(&members);
         for member in &members {
             let refused = member.refused.lock().unwrap();
-            // The library keeps no code of it, only a text: the code's name from one call, what it means from the other.
+            // rust-rdkafka keeps only the text of such an error, not its code. One call's text has the name of the
+            // code, the other's text its description.
             let state = |error: &KafkaError| {
                 let said = error.to_string();
                 said.contains("_STATE") || said.contains("Erroneous state")

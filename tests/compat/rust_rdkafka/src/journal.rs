@@ -1,7 +1,7 @@
-//! A delivery log that many processes append to, and waiting for what it will say.
+//! A delivery log that many processes append to, with waits for its contents.
 //!
-//! The one idea: the file is the state. Members, in this process or another, append events; whoever waits reads the
-//! file as it grows. So a member that is killed has said exactly what it had done.
+//! The one idea: the file is the state. Members, in this process or another, append events, and waiting code reads the
+//! file as it grows. So the log of a killed member contains exactly what it had done.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions};
@@ -27,7 +27,7 @@ pub fn now_ms() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as i64)
 }
 
-/// Appends events; each write is one call on a file opened for appending, so that processes may share it.
+/// Appends events. Each write is one call on a file opened for appending, so that processes may share the file.
 pub struct Journal {
     pub path: PathBuf,
     file: Mutex<File>,
@@ -76,7 +76,8 @@ impl Journal {
 
     fn write(&self, entries: Vec<Value>) {
         let mut file = self.file.lock().unwrap();
-        // Whole milliseconds: events of one millisecond keep the order of the file, which is the order of the writes.
+        // Times are whole milliseconds. Events of one millisecond keep the order of the file, which is the order of the
+        // writes.
         let t = now_ms();
         let mut lines = String::new();
         for mut entry in entries {
@@ -87,7 +88,7 @@ impl Journal {
     }
 }
 
-/// What a growing log says so far: who owns what, and what was produced and delivered.
+/// The state that a growing log describes: the owners of partitions, and the produced and delivered records.
 pub struct View {
     file: File,
     rest: Vec<u8>,
@@ -158,7 +159,7 @@ impl View {
         self.rounds.get(member).copied().unwrap_or(0)
     }
 
-    /// Waits until the log makes `predicate` true. Fails, with the ownership, if it does not in time.
+    /// Waits until the log makes `predicate` true. If that takes too long, fails with a message that lists the owners.
     pub fn wait_for(&mut self, what: &str, within: Duration, predicate: impl Fn(&View) -> bool) -> Result {
         let deadline = Instant::now() + within;
         loop {
@@ -185,7 +186,8 @@ impl View {
         }
     }
 
-    /// Every partition has exactly one owner, all members own a balanced share, nobody else owns any.
+    /// Waits until every partition has exactly one owner, all `members` own a balanced share, and no other member owns
+    /// any partition.
     pub fn wait_settled(&mut self, members: &[&str], partitions: &[Partition]) -> Result {
         self.wait_settled_within(members, partitions, WAIT)
     }
@@ -209,7 +211,7 @@ impl View {
         })
     }
 
-    /// Everything that was produced so far has been delivered.
+    /// Waits until every record produced so far was delivered.
     pub fn wait_caught_up(&mut self) -> Result {
         self.refresh();
         let wanted = self.produced.clone();
@@ -218,7 +220,7 @@ impl View {
         })
     }
 
-    /// `count` records more than so far.
+    /// Waits for `count` more records.
     pub fn wait_more(&mut self, count: usize) -> Result {
         self.refresh();
         let wanted = self.deliveries + count;

@@ -1,4 +1,4 @@
-//! The compatibility suite of rust-rdkafka: the scenarios as JSON lines on stdout, or one member of a group until
+//! Main program of rust-rdkafka's suite: it runs the scenarios with JSON lines on stdout, or one group member until
 //! SIGTERM.
 
 mod admin;
@@ -30,6 +30,6 @@ fn main() {
             scenario::answer(Arc::new(scenario));
         }
     }
-    // Threads of a scenario that hung must not hold the program.
+    // If a scenario hangs, its threads must not keep the program running.
     std::process::exit(0);
 }

@@ -1,7 +1,8 @@
-//! Members of groups: a consumer on a thread of its own, or in a process of its own.
+//! Group members: a consumer on a thread of its own, or in a process of its own.
 //!
-//! There are two contexts. `Stock` leaves the rebalance to the library's default and only listens; `Custom` takes the
-//! rebalance over, and calls assign and unassign, or their incremental kind, as the protocol of the group demands.
+//! Two contexts exist. `Stock` leaves the rebalance to the library's default and only observes it. `Custom` does the
+//! rebalance itself: it calls assign and unassign, or their incremental forms, as the group's rebalance protocol
+//! requires.
 
 use std::collections::HashMap;
 use std::process::{Child, Command, Stdio};
@@ -27,7 +28,7 @@ pub const OPTIONS_VARIABLE: &str = "COMPAT_MEMBER_OPTIONS";
 pub enum Callback {
     Stock,
     Custom,
-    /// Custom, and each time it first makes the call of the other protocol, which librdkafka has to refuse.
+    /// `Custom` with a wrong call before each assignment: the call of the other protocol, which librdkafka must refuse.
     Wrong,
 }
 
@@ -105,15 +106,15 @@ impl Options {
     }
 }
 
-/// What the callbacks of one member share with its thread.
+/// State that a member's callbacks share with its thread.
 struct Watch {
     name: String,
     commit: Commit,
     journal: Arc<Journal>,
-    /// The offset after the last record that was processed. The consumer's own position is no measure: closing takes
-    /// records from its queue and drops them.
+    /// The offset after the last processed record of each partition. The consumer's own position is no substitute,
+    /// because closing takes records from its queue and drops them.
     processed: Mutex<HashMap<Partition, i64>>,
-    /// What librdkafka answered to calls that are wrong on purpose, and to right ones that failed.
+    /// librdkafka's errors for calls that are wrong on purpose. If a right call fails, its error is in `failures`.
     refused: Arc<Mutex<Vec<KafkaError>>>,
     failures: Arc<Mutex<Vec<String>>>,
 }
@@ -123,7 +124,8 @@ impl Watch {
         self.journal.ownership("assigned", &self.name, &listed(partitions));
     }
 
-    /// Before the partitions are given up, while this member still may commit for them.
+    /// Commits, if the revoke callback must do so, and logs the revocation. Callbacks call this before the partitions
+    /// are revoked, while the member may still commit their offsets.
     fn given_up<C: ConsumerContext>(&self, consumer: &BaseConsumer<C>, partitions: &TopicPartitionList) {
         let lost = consumer.assignment_lost();
         if self.commit == Commit::Revoke && !lost {
@@ -195,7 +197,7 @@ impl ConsumerContext for Custom {
     }
 }
 
-/// A member on a thread.
+/// A member on a thread of this process.
 pub struct Member {
     pub name: String,
     pub refused: Arc<Mutex<Vec<KafkaError>>>,
@@ -241,7 +243,7 @@ impl Member {
         self.shared.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Leaves the group, unless it is static, and waits until that is done.
+    /// Stops the member and waits until it is closed. It leaves the group unless it is static.
     pub fn stop(&self) {
         self.request_stop();
         if let Some(thread) = self.thread.lock().unwrap().take() {
@@ -278,7 +280,7 @@ fn run<C: ConsumerContext + 'static>(
             watch.failures.lock().unwrap().push(format!("{}: {error}", watch.name));
         }
     }
-    // Closes in order: the revoke callback runs, and a dynamic member leaves.
+    // Dropping the consumer closes it in order: the revoke callback runs, and a dynamic member leaves.
     drop(consumer);
     watch.journal.ended("closed", &watch.name);
 }
@@ -302,7 +304,7 @@ fn consume<C: ConsumerContext + 'static>(
                 match commit {
                     Commit::Auto => consumer.store_offset_from_message(&message)?,
                     Commit::Each => {
-                        // One that was expelled learns it here, and joins again.
+                        // A member that was expelled receives an error here, and joins again.
                         if let Err(error) = consumer.commit_message(&message, CommitMode::Sync) {
                             eprintln!("{}: {error}", watch.name);
                         }
@@ -317,7 +319,7 @@ fn consume<C: ConsumerContext + 'static>(
                 if consumer.client().fatal_error().is_some() {
                     return Err(error);
                 }
-                // What an outage or a topic that goes away brings; the scenario's own waits tell.
+                // An outage or a deleted topic causes such errors. If an error matters, a wait of the scenario fails.
                 eprintln!("{}: {error}", watch.name);
             }
             None => {}
@@ -345,13 +347,13 @@ impl MemberProcess {
         Ok(Arc::new(MemberProcess { name: options.name.clone(), journal, process: Mutex::new(process) }))
     }
 
-    /// kill −9.
+    /// Kills the process with SIGKILL.
     pub fn kill(&self) {
         self.end();
         self.journal.ended("killed", &self.name);
     }
 
-    /// SIGSTOP: its connections stay open and nobody answers on them.
+    /// Stops the process with SIGSTOP. Its connections stay open, but nothing responds on them.
     pub fn freeze(&self) -> Result {
         let pid = self.signal(libc::SIGSTOP)?;
         let mut information: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -367,7 +369,7 @@ impl MemberProcess {
         self.signal(libc::SIGCONT).map(|_| ())
     }
 
-    /// SIGTERM, and waits until it has closed in order.
+    /// Ends the process with SIGTERM, and waits until it has closed in order.
     pub fn stop(&self) -> Result {
         self.signal(libc::SIGTERM)?;
         let ended = self.process.lock().unwrap().wait().map_err(|error| error.to_string())?;
@@ -395,7 +397,7 @@ extern "C" fn terminate(_signal: i32) {
     TERMINATED.store(true, Ordering::Relaxed);
 }
 
-/// One consumer until SIGTERM; then it closes in order. The exit code.
+/// Runs one consumer until SIGTERM, then closes it in order. Returns the exit code.
 pub fn be_member(encoded: &str) -> i32 {
     let handler: extern "C" fn(i32) = terminate;
     unsafe { libc::signal(libc::SIGTERM, handler as libc::sighandler_t) };

@@ -1,4 +1,4 @@
-//! One run of one scenario: fresh names, its delivery log, its members and feed, and their orderly end.
+//! One run of one scenario: its names, delivery log, members and feed, and their end.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -19,11 +19,11 @@ const CONTROL: Duration = Duration::from_secs(90);
 const FEED_INTERVAL: Duration = Duration::from_millis(30);
 const MAX_DETAIL: usize = 600;
 
-/// Why a scenario did not pass.
+/// The reason why a scenario did not pass.
 #[derive(Debug)]
 pub enum Stop {
     Failed(String),
-    /// The client cannot do it.
+    /// The client lacks the feature.
     Skipped(String),
 }
 
@@ -64,7 +64,7 @@ pub fn scenario(name: impl Into<String>, body: impl Fn(&mut Run) -> Result + Sen
     Scenario { name: name.into(), body: Box::new(body) }
 }
 
-/// Produces a record to each partition again and again; each acknowledgement is noted in the log.
+/// Produces a record to each partition again and again, and logs each acknowledgement.
 pub struct Feed {
     stopped: Arc<AtomicBool>,
     thread: Mutex<Option<JoinHandle<Result>>>,
@@ -89,7 +89,7 @@ impl Feed {
         Ok(Arc::new(Feed { stopped, thread: Mutex::new(Some(thread)) }))
     }
 
-    /// Ends once all that it sent is acknowledged.
+    /// Stops the feed and waits until all records that it sent are acknowledged.
     pub fn stop(&self) -> Result {
         self.stopped.store(true, Ordering::Relaxed);
         match self.thread.lock().unwrap().take() {
@@ -99,7 +99,7 @@ impl Feed {
     }
 }
 
-/// What a scenario is given. `end` stops whatever it left running.
+/// The helpers of one scenario. `end` stops everything that the scenario left running.
 pub struct Run {
     pub client: Client,
     pub detail: String,
@@ -113,7 +113,7 @@ pub struct Run {
 
 static NAMES: AtomicUsize = AtomicUsize::new(0);
 
-/// A name that no other scenario or run uses.
+/// Returns a name that no other scenario or run uses.
 pub fn fresh(prefix: &str) -> String {
     format!("{prefix}-{:x}-{}", now_ms(), NAMES.fetch_add(1, Ordering::Relaxed))
 }
@@ -153,33 +153,33 @@ impl Run {
         Arc::clone(self.journal.as_ref().expect("a delivery log"))
     }
 
-    /// A member on a thread. What ends it fails the next wait.
+    /// Starts a member on a thread. If the member fails, the next wait fails.
     pub fn start(&mut self, options: &Options) -> Result<Arc<Member>> {
         let member = Member::start(options, self.journal(), Arc::clone(&self.failures))?;
         self.members.push(Arc::clone(&member));
         Ok(member)
     }
 
-    /// A member in a process of its own.
+    /// Starts a member in a process of its own.
     pub fn spawn(&mut self, options: &Options) -> Result<Arc<MemberProcess>> {
         let process = MemberProcess::spawn(options, self.journal())?;
         self.processes.push(Arc::clone(&process));
         Ok(process)
     }
 
-    /// Notes that a member owns nothing any more, though it may not know.
+    /// Logs that a member owns nothing any more, even if the member does not know that yet.
     pub fn end_ownership(&self, member: &str) {
         self.journal().ended("killed", member);
     }
 
-    /// A running feed; stop it before the last assertion.
+    /// Starts a feed. A scenario stops the feed before its last assertion.
     pub fn feed(&mut self, topic: &str, partitions: i32) -> Result<Arc<Feed>> {
         let feed = Feed::start(topic, partitions, self.journal())?;
         self.feeds.push(Arc::clone(&feed));
         Ok(feed)
     }
 
-    /// `count` records to each partition, acknowledged.
+    /// Sends `count` records to each partition, and waits until they are acknowledged.
     pub fn produce(&self, topic: &str, partitions: i32, count: usize) -> Result {
         let producer = Producer::new(&[], Some(self.journal()))?;
         for index in 0..count {
@@ -190,7 +190,8 @@ impl Run {
         producer.flush().map(|_| ())
     }
 
-    /// `/restart` or `/kill`; returns when the gateway serves again.
+    /// Makes the runner restart or kill the gateway: `path` is `/restart` or `/kill`. Returns once the gateway serves
+    /// again.
     pub fn control(&self, path: &str) -> Result {
         let said = || -> std::io::Result<String> {
             let address = std::env::var("COMPAT_CONTROL").unwrap_or_default().replace("http://", "");
@@ -249,6 +250,6 @@ pub fn answer(scenario: Arc<Scenario>) {
     println!("{}", json!({"scenario": name, "outcome": outcome, "seconds": seconds, "detail": detail}));
 }
 
-/// The callbacks that each group scenario is run with, and how its name shows it: the canonical names stand for the
-/// library's default.
+/// The rebalance callbacks that each group scenario runs with, each with the prefix of the scenario's name. The
+/// canonical names belong to the library's default.
 pub const CALLBACKS: [(Callback, &str); 2] = [(Callback::Stock, "groups."), (Callback::Custom, "groups.custom.")];

@@ -1,4 +1,5 @@
-//! Transactional scenarios: what a reader of committed records sees, and what is read, written and committed at once.
+//! Transactional scenarios: which records a reader of committed records sees, and read, write and commit in one
+//! transaction.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,12 +12,12 @@ use rdkafka::{Offset, TopicPartitionList};
 use crate::client::{Producer, Reader, Record, config};
 use crate::scenario::{Result, Run, Scenario, ensure, fail, fresh, scenario};
 
-/// How long a reader that must see nothing is watched.
+/// How long a scenario watches a reader that must not receive any record.
 const NOTHING: Duration = Duration::from_millis(1500);
 const READ: Duration = Duration::from_secs(45);
 const JOIN: Duration = Duration::from_secs(30);
 const TIMEOUT_MS: u64 = 2000;
-/// Kafka looks for transactions that have timed out every ten seconds.
+/// How long the abort of an overdue transaction may take. Kafka looks for such transactions every ten seconds.
 const ABORTED: Duration = Duration::from_secs(20);
 const STEP: usize = 5;
 const LIVES: usize = 6;
@@ -40,7 +41,7 @@ fn commit_abort(run: &mut Run) -> Result {
         send_steps(&producer, &topic, name, 2)?;
         if name == "aborted" { producer.abort()? } else { producer.commit()? }
     }
-    // The record that ends a transaction has an offset of its own, behind each five.
+    // A marker takes one offset after every five records.
     let committed = [at(0, "committed"), at(2 * (STEP + 1), "committed-again")].concat();
     let whole = [at(0, "committed"), at(STEP + 1, "aborted"), at(2 * (STEP + 1), "committed-again")].concat();
     let end = 3 * (STEP as i64 + 1);
@@ -88,11 +89,11 @@ fn fencing(run: &mut Run) -> Result {
     fenced(&first, first.commit())?;
     in_one(&second, &topic, "second")?;
     let third = transactional(&id)?;
-    // It has no transaction open: what fences it is the first request of the next.
+    // The second producer has no open transaction, so the first request of its next transaction is fenced.
     fenced(&second, in_one(&second, &topic, "fenced, too"))?;
     in_one(&third, &topic, "third")?;
     let reader = Reader::isolated(&topic, 0, "read_committed")?;
-    // 1: the end of the first, aborted transaction.
+    // Offset 1 is the marker of the first, aborted transaction.
     reads(&reader, 2, READ, &["2 second".to_string(), "4 third".to_string()], "committed")?;
     reads(&reader, 1, NOTHING, &[], "committed, behind all")
 }
@@ -118,8 +119,8 @@ fn consume_transform_produce(run: &mut Run) -> Result {
     exactly_once(&group, &source, &target)
 }
 
-/// Killed between a transaction's records and its offsets. Who gets an error starts anew, with the same transactional
-/// id and from the committed offsets, as Kafka's documentation has it.
+/// Kills the gateway between a transaction's records and its offsets. After an error the producer starts again with the
+/// same transactional id, from the committed offsets, as Kafka's documentation says.
 fn gateway_kill(run: &mut Run) -> Result {
     let (source, target, group, id) = (run.topic(2)?, run.topic(2)?, fresh("g"), fresh("x"));
     fill(&source)?;
@@ -131,7 +132,7 @@ fn gateway_kill(run: &mut Run) -> Result {
             while done < 8 * STEP {
                 let found = reader.read(STEP, JOIN)?;
                 if found.is_empty() {
-                    // A transaction whose end was in doubt had been committed, or records are only late.
+                    // Either the transaction of unknown outcome was committed, or records are only late.
                     let half = 4 * STEP as i64;
                     if run.client.committed(&group, &source, 2)? == [half, half] {
                         done = 8 * STEP;
@@ -176,7 +177,7 @@ fn timeout(run: &mut Run) -> Result {
     reads(&reader, 1, READ, &["3 heir".to_string()], "committed, by the next producer of the id")
 }
 
-/// A member of a group that commits nothing.
+/// A group member that does not commit offsets itself.
 struct GroupReader {
     consumer: BaseConsumer,
     topic: String,
@@ -193,7 +194,7 @@ impl GroupReader {
         Ok(GroupReader { consumer, topic: topic.to_string() })
     }
 
-    /// Partitions, offsets and values of the next records; fewer if they do not come in time.
+    /// Returns partitions, offsets and values of the next `count` records, or of fewer if they do not arrive in time.
     fn read(&self, count: usize, within: Duration) -> Result<Vec<(i32, i64, String)>> {
         let deadline = Instant::now() + within;
         let mut found = Vec::new();
@@ -215,7 +216,7 @@ impl GroupReader {
     }
 }
 
-/// It goes on by itself after these.
+/// Returns true for an error after which the consumer continues by itself.
 fn passing(code: RDKafkaErrorCode) -> bool {
     matches!(code, RDKafkaErrorCode::AllBrokersDown | RDKafkaErrorCode::BrokerTransportFailure)
 }
@@ -224,7 +225,7 @@ fn transactional(id: &str) -> Result<Producer> {
     Producer::transactional(id, 60_000)
 }
 
-/// Values to partition 0, acknowledged.
+/// Sends values to partition 0, and waits until they are acknowledged.
 fn send(producer: &Producer, topic: &str, values: &[&str]) -> Result {
     for value in values {
         producer.send(topic, 0, &Record::of(*value))?;
@@ -232,7 +233,7 @@ fn send(producer: &Producer, topic: &str, values: &[&str]) -> Result {
     producer.flush().map(|_| ())
 }
 
-/// `STEP` records to each partition.
+/// Sends `STEP` records to each partition, and waits until they are acknowledged.
 fn send_steps(producer: &Producer, topic: &str, name: &str, partitions: i32) -> Result {
     for index in 0..STEP {
         for partition in 0..partitions {
@@ -242,7 +243,7 @@ fn send_steps(producer: &Producer, topic: &str, name: &str, partitions: i32) -> 
     producer.flush().map(|_| ())
 }
 
-/// What `reads` expects of `send_steps` that begin at an offset.
+/// Returns what `reads` expects of `send_steps` if they begin at an offset.
 fn at(offset: usize, name: &str) -> Vec<String> {
     (0..STEP).map(|index| format!("{} {name} {index}", offset + index)).collect()
 }
@@ -273,7 +274,7 @@ fn fenced(producer: &Producer, outcome: Result) -> Result {
     }
 }
 
-/// Forty records in two partitions.
+/// Produces forty records in two partitions.
 fn fill(topic: &str) -> Result {
     let producer = Producer::new(&[], None)?;
     for index in 0..8 * STEP {
@@ -282,7 +283,7 @@ fn fill(topic: &str) -> Result {
     producer.flush().map(|_| ())
 }
 
-/// All of a transaction but its end; `between` its records and its offsets.
+/// Does all steps of a transaction except its end. `between` runs between the records and the offsets.
 fn transform(
     producer: &Producer,
     reader: &GroupReader,
@@ -305,7 +306,7 @@ fn transform(
     producer.send_offsets(&offsets, &reader.consumer)
 }
 
-/// Each record is in the target once, in its partition's order, and the group has read them all.
+/// Ensures that each record is in the target once, in its partition's order, and that the group has read them all.
 fn exactly_once(group: &str, source: &str, target: &str) -> Result {
     for partition in 0..2 {
         let reader = Reader::isolated(target, partition, "read_committed")?;

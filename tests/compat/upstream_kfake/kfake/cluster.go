@@ -1,6 +1,6 @@
-// Package kfake stands in the place of the module of this name: what its tests ask of a cluster is answered by a
-// broker outside, of which each cluster gets a fresh one at the door that KFAKE_DOOR names. Clients reach it through a
-// proxy, so that a test can look at requests and answer some of them itself.
+// Package kfake replaces franz-go's module of the same name in that module's own tests. A cluster of this package is a
+// broker outside the test's process. The HTTP service at KFAKE_DOOR starts a fresh broker for each cluster. Clients
+// reach the broker through a proxy, so that a test can observe requests and respond to some of them itself.
 package kfake
 
 import (
@@ -30,13 +30,13 @@ type seed struct {
 	topics     []string
 }
 
-// Opt says what a cluster is to be like.
+// Opt sets an option of a cluster.
 type Opt func(*options)
 
-// NumBrokers is as many nodes as the door may give.
+// NumBrokers sets the number of brokers. The service at KFAKE_DOOR may start fewer.
 func NumBrokers(n int) Opt { return func(o *options) { o.brokers = n } }
 
-// BrokerConfigs are settings by Kafka's names.
+// BrokerConfigs sets broker configs by Kafka's names.
 func BrokerConfigs(settings map[string]string) Opt {
 	return func(o *options) {
 		for name, value := range settings {
@@ -45,19 +45,19 @@ func BrokerConfigs(settings map[string]string) Opt {
 	}
 }
 
-// SeedTopics are there before the cluster is.
+// SeedTopics adds topics that NewCluster creates before it returns.
 func SeedTopics(partitions int32, topics ...string) Opt {
 	return func(o *options) { o.seeds = append(o.seeds, seed{partitions, topics}) }
 }
 
-// Cluster is a broker outside, and the proxy before it.
+// Cluster is a broker outside the test's process, and the proxy in front of it.
 type Cluster struct {
 	proxy  *proxy
 	number string
 	admin  *kadm.Client
 }
 
-// NewCluster asks for a broker and waits until it has the topics.
+// NewCluster requests a broker and creates the seed topics on it.
 func NewCluster(opts ...Opt) (*Cluster, error) {
 	wanted := options{brokers: 1, settings: map[string]string{}}
 	for _, opt := range opts {
@@ -98,10 +98,10 @@ func NewCluster(opts ...Opt) (*Cluster, error) {
 	return c, nil
 }
 
-// ListenAddrs is where clients begin.
+// ListenAddrs returns the bootstrap address for clients.
 func (c *Cluster) ListenAddrs() []string { return []string{c.proxy.address()} }
 
-// Close ends the broker too.
+// Close closes the proxy and the broker.
 func (c *Cluster) Close() {
 	if c.admin != nil {
 		c.admin.Close()

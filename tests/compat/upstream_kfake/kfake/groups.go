@@ -13,7 +13,7 @@ import (
 
 const pause = 50 * time.Millisecond
 
-// GroupInfo is what a broker tells of a group.
+// GroupInfo is a broker's description of a group.
 type GroupInfo struct {
 	Group, State string
 	Epoch        int32
@@ -21,7 +21,7 @@ type GroupInfo struct {
 	Commits      map[string]map[int32]GroupCommit
 }
 
-// GroupMember is one of its members; the assignment is by topic.
+// GroupMember is a member of a group. Assignment is by topic.
 type GroupMember struct {
 	MemberID             string
 	InstanceID           *string
@@ -38,7 +38,7 @@ type GroupCommit struct {
 	At          time.Time
 }
 
-// NumAssigned counts a member's partitions.
+// NumAssigned returns the number of the member's partitions.
 func (m *GroupMember) NumAssigned() int {
 	var n int
 	for _, partitions := range m.Assignment {
@@ -47,7 +47,7 @@ func (m *GroupMember) NumAssigned() int {
 	return n
 }
 
-// NumAssigned counts the partitions of all members.
+// NumAssigned returns the number of partitions of all members.
 func (g *GroupInfo) NumAssigned() int {
 	var n int
 	for i := range g.Members {
@@ -56,7 +56,7 @@ func (g *GroupInfo) NumAssigned() int {
 	return n
 }
 
-// GroupInfo is nil of a group that is not there.
+// GroupInfo returns the description of a group, or nil if no such group exists.
 func (c *Cluster) GroupInfo(group string) *GroupInfo {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -141,7 +141,7 @@ func eachTopic(assigned *kmsg.ConsumerMemberAssignment, each func(string, []int3
 	}
 }
 
-// WaitGroupStable waits until a group is stable with so many members; -1 is any number.
+// WaitGroupStable waits until a group is stable with this number of members, or with any number if `members` is -1.
 func (c *Cluster) WaitGroupStable(ctx context.Context, group string, members int) (*GroupInfo, error) {
 	for {
 		info := c.groupInfo(ctx, group)

@@ -25,7 +25,7 @@ type control struct {
 	handle func(kmsg.Request) (kmsg.Response, error, bool)
 }
 
-// proxy passes frames on. Requests are shown to controls first, in the order in which they arrive.
+// proxy forwards frames. It first passes each request to the controls, in the order in which requests arrive.
 type proxy struct {
 	listener net.Listener
 	target   string
@@ -35,7 +35,8 @@ type proxy struct {
 	open     map[net.Conn]struct{}
 }
 
-// answer of one request, in its turn: `local` if it was not passed on.
+// answer is the place of one request's response in the order of responses. `local` is the response if a control has
+// made it, and nil if the broker makes it.
 type answer struct{ local []byte }
 
 func listen() (*proxy, error) {
@@ -114,7 +115,7 @@ func (p *proxy) connect(near net.Conn) {
 	}
 }
 
-// pass writes answers in the order of their requests, from the broker or from here.
+// pass writes responses in the order of their requests. A response comes from the broker, or from a control.
 func pass(near, far net.Conn, answers <-chan answer) {
 	for one := range answers {
 		frame := one.local
@@ -144,7 +145,8 @@ func readFrame(from net.Conn) ([]byte, error) {
 	return frame, err
 }
 
-// show gives a request to the controls of its kind; the answer is theirs if one has handled it.
+// show passes a request to the controls of its key. If one of them handles it, `local` is the control's response.
+// `unanswered` is true for a Produce request with acks=0, which gets no response.
 func (p *proxy) show(frame []byte) (local []byte, unanswered bool, err error) {
 	reader := kbin.Reader{Src: frame[4:]}
 	key, version, correlation := reader.Int16(), reader.Int16(), reader.Int32()
@@ -206,21 +208,21 @@ func (p *proxy) drop(gone *control) {
 	}
 }
 
-// ControlKey shows requests of one kind to a function, until it has handled one.
+// ControlKey passes requests with this key to a function, until the function has handled one.
 func (c *Cluster) ControlKey(key int16, handle func(kmsg.Request) (kmsg.Response, error, bool)) {
 	c.proxy.mu.Lock()
 	defer c.proxy.mu.Unlock()
 	c.proxy.controls = append(c.proxy.controls, &control{key, handle})
 }
 
-// Fault is an error that one request is answered with.
+// Fault is an error with which the proxy responds to a request.
 type Fault struct {
 	Keys []kmsg.Key
 	Err  *kerr.Error
 	When func(kmsg.Request) bool
 }
 
-// Fault answers the next request of each kind that `When` takes with its error.
+// Fault makes the proxy respond with an error to the next request of each key for which `When`, if set, returns true.
 func (c *Cluster) Fault(faults ...Fault) {
 	for _, fault := range faults {
 		for _, key := range fault.Keys {
