@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
 
 import structlog
@@ -232,7 +232,7 @@ class Transactions:
             return await self._carry_out(transactional_id, decide, outcome, same_epoch=True)
 
     @contextlib.asynccontextmanager
-    async def _one_at_a_time(self, transactional_id: str) -> AsyncIterator[None]:
+    async def _one_at_a_time(self, transactional_id: str) -> AsyncGenerator[None]:
         """Let the requests that enter this end one after the other, in the order of their arrival."""
         lock, users = self._ends.get(transactional_id, (asyncio.Lock(), 0))
         self._ends[transactional_id] = lock, users + 1
