@@ -1,9 +1,10 @@
 """Choose the slow tests that one run of continuous integration runs: one part of PARTS.
 
-A run contains one part of the long tests. Of the data pipeline's tests, a run contains the modules of one part, and the
-first test of every other module. Of the clients' suites, it contains all of one part, and the core of all others. All
-other tests run each time. A committed number, `.ci/turn`, chooses the part, so a run of the same commit runs the same
-part. `make turn` raises the number. Developers run it once before each push, so five pushes in a row run every part.
+A run contains one part of the long tests. Of the data pipeline's tests, a run contains the modules of one part, and
+the first test of every other module. Of the clients' suites, it contains all of one part, and the core of all others.
+A run of an odd part contains the tests in containers, and a run of an even part those of object stores. All other
+tests run each time. A committed number, `.ci/turn`, chooses the part, so a run of the same commit runs the same part.
+`make turn` raises the number. Developers run it once before each push, so five pushes in a row run every part.
 `.ci/run` says which part it ran; CI_PART=N names another.
 
 The checksum of its name determines the part of a long test or a pipeline module. So no test changes its part when other

@@ -110,6 +110,36 @@ def archived(lake: Lake, bootstrap: str, count: int = 60) -> str:
     return topic
 
 
+# The first test of a module runs in each continuous integration, so it is one that takes less time than the others.
+@only_delta
+def test_an_erasure_that_is_killed_is_continued_by_the_same_command(
+    lake: Lake, gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    topic = archived(lake, gateway.bootstrap, 40)
+    proof = tmp_path / "proof.json"
+    settings = Cluster(gateway.bootstrap).own_settings([topic])
+    given = (lake.spark, gateway.bootstrap, lake.archive, "--topic", topic, "--proof", str(proof))
+    # A job that is killed cannot restore the topic's settings.
+    with (
+        patch.object(TopicOfKey, "compact", side_effect=DiedError),
+        patch.object(Cluster, "set_settings", autospec=True, side_effect=only_once(Cluster.set_settings)),
+        pytest.raises(DiedError),
+    ):
+        jobs.erase(*given, *ERASED)
+    assert Cluster(gateway.bootstrap).own_settings([topic]) != settings
+    with pytest.raises(PipelineError, match="the erasure of another key has begun"):
+        jobs.erase(*given, "--key", "key 1")
+    with patch.object(table, "vacuum", side_effect=DiedError), pytest.raises(DiedError):
+        jobs.erase(*given, *ERASED)
+    assert not proof.exists()
+    jobs.erase(*given, *ERASED)
+    assert Cluster(gateway.bootstrap).own_settings([topic]) == settings
+    found = Proof.from_json(proof.read_text(), "proof")
+    assert places(found.in_topic) == places(found.in_archive) == {(n % 2, n // 2) for n in range(0, 40, 5)}
+    assert ANNA not in lake.keys_in_files()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("proof")] == ["proof.json"]
+
+
 def test_a_key_is_erased_from_topic_archive_and_tables_and_nothing_else(
     lake: Lake, gateway: GatewayProcess, tmp_path: Path
 ) -> None:
@@ -214,35 +244,6 @@ def test_nothing_is_erased_if_the_topic_the_key_or_the_manifest_does_not_fit(
     assert (found.in_topic, len(places(found.in_archive))) == ({}, 4)
     with pytest.raises(PipelineError, match="has been changed"):
         Proof.from_json(proof.read_text().replace(found.began, "2026-01-31T12:00:00+00:00"), "proof")
-
-
-@only_delta
-def test_an_erasure_that_is_killed_is_continued_by_the_same_command(
-    lake: Lake, gateway: GatewayProcess, tmp_path: Path
-) -> None:
-    topic = archived(lake, gateway.bootstrap, 40)
-    proof = tmp_path / "proof.json"
-    settings = Cluster(gateway.bootstrap).own_settings([topic])
-    given = (lake.spark, gateway.bootstrap, lake.archive, "--topic", topic, "--proof", str(proof))
-    # A job that is killed cannot restore the topic's settings.
-    with (
-        patch.object(TopicOfKey, "compact", side_effect=DiedError),
-        patch.object(Cluster, "set_settings", autospec=True, side_effect=only_once(Cluster.set_settings)),
-        pytest.raises(DiedError),
-    ):
-        jobs.erase(*given, *ERASED)
-    assert Cluster(gateway.bootstrap).own_settings([topic]) != settings
-    with pytest.raises(PipelineError, match="the erasure of another key has begun"):
-        jobs.erase(*given, "--key", "key 1")
-    with patch.object(table, "vacuum", side_effect=DiedError), pytest.raises(DiedError):
-        jobs.erase(*given, *ERASED)
-    assert not proof.exists()
-    jobs.erase(*given, *ERASED)
-    assert Cluster(gateway.bootstrap).own_settings([topic]) == settings
-    found = Proof.from_json(proof.read_text(), "proof")
-    assert places(found.in_topic) == places(found.in_archive) == {(n % 2, n // 2) for n in range(0, 40, 5)}
-    assert ANNA not in lake.keys_in_files()
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("proof")] == ["proof.json"]
 
 
 def only_once(whole: Callable[..., None]) -> Callable[..., None]:
