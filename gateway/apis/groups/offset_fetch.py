@@ -155,14 +155,17 @@ def refuse_offset_fetch(
 ) -> OffsetFetchResponse:
     """Refuse on each partition in version 1, at the top level in 2-7, on each group from 8 on.
 
-    If another node coordinates the group, each partition also has UNSTABLE_OFFSET_COMMIT. Kafka names no partition
-    there. librdkafka (2.16) asks again only for partitions that the answer names, and never reads the others.
+    Kafka names no partition from version 2 on. But below version 7 each partition has the error, too, because aiokafka
+    (0.14, version 3) ignores the one at the top level. It would take the partitions for never committed, and read them
+    again from the beginning. From version 7 on, each partition has UNSTABLE_OFFSET_COMMIT if another node coordinates
+    the group, because librdkafka (2.16) asks again only for partitions that the answer names, and never reads the
+    others.
     """
     if version >= MANY_GROUPS_FROM:
         return OffsetFetchResponse(groups=tuple(_refused_group(group, code) for group in request.groups))
     named: tuple[OffsetFetchResponseTopic, ...] = ()
-    if version < TOP_LEVEL_ERROR_FROM or (version >= UNSTABLE_FROM and _asks_again(request.topics or (), code)):
-        error = code if version < TOP_LEVEL_ERROR_FROM else ErrorCode.UNSTABLE_OFFSET_COMMIT
+    if version < UNSTABLE_FROM or _asks_again(request.topics or (), code):
+        error = code if version < UNSTABLE_FROM else ErrorCode.UNSTABLE_OFFSET_COMMIT
         named = tuple(
             OffsetFetchResponseTopic(
                 name=topic.name,

@@ -4,11 +4,17 @@ of the right form.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 from uuid import UUID
 
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.errors import KafkaError as AiokafkaError
+from aiokafka.protocol.commit import OffsetFetchResponse_v3
 
 from gateway.apis import SERVED
 from gateway.net.dispatch import top_level_refusal
@@ -127,7 +133,7 @@ def test_fetch_fails_at_the_top_and_on_each_partition() -> None:
 
 @pytest.mark.parametrize(
     ("version", "top", "partitions", "groups"),
-    [(1, False, True, False), (5, True, False, False), (8, False, False, True)],
+    [(1, False, True, False), (5, True, True, False), (7, True, False, False), (8, False, False, True)],
 )
 def test_offset_fetch_places_the_code_by_version(version: int, top: bool, partitions: bool, groups: bool) -> None:
     request = OffsetFetchRequest(
@@ -140,6 +146,24 @@ def test_offset_fetch_places_the_code_by_version(version: int, top: bool, partit
     assert (decoded.error_code == CODE) == top
     assert [p.error_code for topic in decoded.topics for p in topic.partitions] == ([CODE, CODE] if partitions else [])
     assert [(g.group_id, g.error_code) for g in decoded.groups] == ([("g", CODE), ("h", CODE)] if groups else [])
+
+
+async def test_aiokafka_does_not_take_a_refused_offset_fetch_for_partitions_without_commits() -> None:
+    """Otherwise it reads the partitions again from the beginning."""
+    request = OffsetFetchRequest(
+        group_id="g", topics=(OffsetFetchRequestTopic(name="t", partition_indexes=(0, 1)),), groups=()
+    )
+    response = refused(ApiKey.OFFSET_FETCH, 3, request, ErrorCode.NOT_COORDINATOR)
+    encoded = b"".join(map(bytes, codec.encode(response, 3)))
+    coordinator: Any = object.__new__(GroupCoordinator)
+    coordinator.group_id = "g"
+    answer = AsyncMock(return_value=OffsetFetchResponse_v3.decode(io.BytesIO(encoded)))
+    coordinator._send_req = answer  # noqa: SLF001
+    coordinator.coordinator_dead = Mock()
+    with pytest.raises(AiokafkaError) as raised:
+        await coordinator._do_fetch_commit_offsets([TopicPartition("t", 0), TopicPartition("t", 1)])  # noqa: SLF001
+    assert getattr(raised.value, "retriable")  # noqa: B009
+    coordinator.coordinator_dead.assert_called_once()
 
 
 def test_find_coordinator_names_no_node() -> None:

@@ -156,8 +156,9 @@ async def test_refused_offset_fetch_places_its_code_by_version(node: GroupNode, 
     answer = await node.ask(request, version)
     if version >= 2:
         assert answer.error_code == ErrorCode.NOT_COORDINATOR
-    else:
-        assert codes(answer) == [(0, ErrorCode.NOT_COORDINATOR), (1, ErrorCode.NOT_COORDINATOR)]
+    # aiokafka ignores the code at the top level, and librdkafka asks again only for partitions that are named.
+    code = ErrorCode.NOT_COORDINATOR if version < 7 else ErrorCode.UNSTABLE_OFFSET_COMMIT
+    assert codes(answer) == [(0, code), (1, code)]
 
 
 @pytest.mark.parametrize("version", COMMIT_VERSIONS)
