@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -33,8 +32,6 @@ PAUSE_LIMIT_MS = 2000.0
 """Milliseconds that a record of a retained partition may wait in a cooperative rebalance. This is far below any timeout
 of a group.
 """
-BUSY_PAUSE_LIMIT_MS = 5000.0
-"""The limit on a machine that does other work at the same time (COMPAT_BOUNDED)."""
 
 MAX_PROBLEMS = 20
 
@@ -127,10 +124,8 @@ def read_log(text: str) -> Log:
     return Log(header, tuple(events), torn)
 
 
-def check(log: Log, *, outage: bool = False, pause_limit_ms: float | None = None) -> Verdict:
+def check(log: Log, *, outage: bool = False, pause_limit_ms: float = PAUSE_LIMIT_MS) -> Verdict:
     """Judge a log. With `outage`, the gateway itself was down for some time, so pauses are reported and not judged."""
-    if pause_limit_ms is None:
-        pause_limit_ms = BUSY_PAUSE_LIMIT_MS if os.environ.get("COMPAT_BOUNDED") else PAUSE_LIMIT_MS
     verdict = Verdict()
     if not log.header:
         verdict.add("the log has no scenario line")

@@ -312,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--bounded",
         action="store_true",
-        help="for continuous integration: a part of the longest tests, and patience with a busy machine",
+        help="of other people's tests that are longer than continuous integration's time, the part that they name",
     )
     parser.add_argument(
         "--part",

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.compat.checker import BUSY_PAUSE_LIMIT_MS, PAUSE_LIMIT_MS, Verdict, check, read_log
+from tests.compat.checker import PAUSE_LIMIT_MS, Verdict, check, read_log
 
 TOPIC = "t"
 Line = dict[str, object]
@@ -247,25 +247,6 @@ def test_a_retained_partition_that_pauses_is_a_problem(mode: str, outage: bool, 
     ]
     assert (judge(header(mode), lines, outage=outage).problems == []) is in_order
     assert judge(header("eager"), lines).problems == []
-
-
-def test_a_busy_machine_gets_a_longer_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    def problems(pause_ms: float) -> list[str]:
-        lines = [
-            *owns(100, "assigned", "c1", 0, 1),
-            *reads(110, "c1", 0, 0),
-            *owns(200, "revoked", "c1", 1),
-            *produced(205, 0, 0, 1),
-            *owns(700, "assigned", "c2", 1),
-            *reads(205 + pause_ms, "c1", 0, 1),
-        ]
-        return judge(header("cooperative"), lines).problems
-
-    monkeypatch.delenv("COMPAT_BOUNDED", raising=False)
-    assert problems(PAUSE_LIMIT_MS + 1)
-    monkeypatch.setenv("COMPAT_BOUNDED", "1")
-    assert not problems(PAUSE_LIMIT_MS + 1)
-    assert problems(BUSY_PAUSE_LIMIT_MS + 1)
 
 
 def test_a_pause_is_judged_only_if_the_times_of_records_are_known() -> None:

@@ -45,7 +45,6 @@ from protocol.schema import ZERO_UUID
 from storage.types import CommittedOffset, Topic
 
 MANY_GROUPS_FROM = 8
-TOP_LEVEL_ERROR_FROM = 2
 UNSTABLE_FROM = 7
 """The first version whose clients know UNSTABLE_OFFSET_COMMIT (KIP-447)."""
 GROUPS_AT_ONCE = 100
@@ -123,17 +122,7 @@ async def offset_fetch(
         only = await mapped(lambda topic: _AskedTopic(topic.name, ZERO_UUID, topic.partition_indexes), request.topics)
     (fetched,) = await _fetch((_AskedGroup(request.group_id, only),), request.require_stable, context)
     if isinstance(fetched, KafkaError):
-        failed = fetched.code
-        if context.version >= TOP_LEVEL_ERROR_FROM:
-            return refuse_offset_fetch(request, context.version, failed, None)
-        fetched = [
-            _FetchedTopic(
-                topic.name,
-                ZERO_UUID,
-                tuple(await mapped(lambda index: _Fetched(index, error=failed), topic.partition_indexes)),
-            )
-            async for topic in in_pieces(only or ())
-        ]
+        raise fetched
     topics: list[OffsetFetchResponseTopic] = []
     async for topic in in_pieces(fetched):
         partitions = [
