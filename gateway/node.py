@@ -57,6 +57,7 @@ from gateway.share.dead_letters import DeadLetters
 from gateway.sql_door import open_sql_door
 from storage.errors import StorageError
 from storage.monitor import Monitor
+from storage.nodes import NodeStore
 from storage.pool import Database
 from storage.tokens import TokenStore
 from storage.topics import TopicStore
@@ -115,12 +116,13 @@ class Node:
         """Start the node, and return once it serves clients. Raise StorageError or ConfigError."""
         settings, metrics, undo, start = self.settings, self.metrics, self._undo, self._supervisor.start
         database, history = opened.database, opened.history
-        topics = TopicStore(database)
+        nodes = NodeStore(database)
+        topics = TopicStore(database, nodes.registration)
         broker = await _broker(settings, topics)
         clock = ClusterClock()
         await clock.compare(Monitor(database).now_ms)
 
-        stores = await open_stores(settings, broker, database, topics, undo)
+        stores = await open_stores(settings, broker, database, topics, nodes, undo)
         tail = Tail(settings.tail_bytes)
         cluster = build_cluster(settings, broker, listeners.advertised, stores, tail, metrics.health)
         membership, leases = cluster.membership, cluster.leases

@@ -1,8 +1,8 @@
 """The catalog: topics, their partitions and configs, and the cluster-wide settings.
 
 The one idea: every change takes the next revision under one lock. So a node that remembers the catalog of one revision
-asks for the changes since then, in one query whose cost follows the changes. Deleting hides a topic at once and frees
-its name; its rows go later (`storage/deletion.py`).
+asks for the changes since then, in one query whose cost follows the changes. Deleting hides a topic at once. Its
+name is free when no other node serves it any more, and its rows go later (`storage/deletion.py`).
 
 It does not check names and config values; the gateway does.
 """
@@ -12,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import cast
 from uuid import UUID
 
+from storage.errors import StorageUnavailable
 from storage.pool import Connection, Database, Row
 from storage.queries import statement
 from storage.text import loaded, stored
@@ -30,8 +32,17 @@ from storage.types import (
     Partition,
     PartitionKey,
     Refusal,
+    Registration,
     Topic,
+    unregistered,
 )
+
+NAME_PATIENCE_S = 15.0
+"""Longer than a node that is cut off from Postgres stays registered by default."""
+
+FIRST_LOOK_S = 0.01
+LAST_LOOK_S = 0.5
+"""First and longest interval between two attempts of such a creation. The interval doubles."""
 
 _PARTITIONS_PER_STEP = 2_000
 """Partitions built without yielding to the event loop: a few milliseconds."""
@@ -99,7 +110,17 @@ ALL_BROKERS = ""
 class TopicStore:
     """Reads and changes the catalog."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(
+        self,
+        database: Database,
+        registration: Callable[[], Registration | None] = unregistered,
+        *,
+        name_patience_s: float = NAME_PATIENCE_S,
+    ) -> None:
+        """`registration` returns the registration of this process' node, if it runs one. A creation waits at most
+        `name_patience_s` until no other node serves a deleted topic of the same name."""
+        self._registration = registration
+        self._name_patience_s = name_patience_s
         self._pool = database.hot
         self._control = database.control
 
@@ -172,31 +193,30 @@ class TopicStore:
     async def create(self, topics: Sequence[NewTopic]) -> list[Topic | Refusal]:
         """Create each topic with all its partitions, in one transaction.
 
-        TOPIC_EXISTS and INVALID_PARTITIONS (fewer than one) refuse one topic and leave the others.
+        TOPIC_EXISTS and INVALID_PARTITIONS (fewer than one) refuse one topic and leave the others. If a deleted topic
+        had the name, wait until no other node serves that topic from memory. Raise StorageUnavailable if that takes
+        too long; other topics are then created all the same.
         """
 
         wanted: dict[str, NewTopic] = {}
         for topic in topics:
             if topic.partition_count >= 1:
                 wanted.setdefault(topic.name, topic)
-
-        async def create_all(connection: Connection) -> dict[str, Topic]:
-            made: dict[str, Topic] = {}
-            for some in _steps(list(wanted.values())):
-                rows = await connection.fetch(
-                    statement("create_topics"),
-                    [stored(topic.name) for topic in some],
-                    [topic.partition_count for topic in some],
-                    [_configs_text(topic.configs) for topic in some],
-                    [topic.internal for topic in some],
-                    [None if topic.replicas is None else json.dumps(topic.replicas) for topic in some],
+        made: dict[str, Topic] = {}
+        missing, deadline_s, look_s = list(wanted.values()), time.monotonic() + self._name_patience_s, FIRST_LOOK_S
+        while missing:
+            created, served = await self._create(missing)
+            made |= created
+            missing = [topic for topic in missing if stored(topic.name) in served]
+            if not missing:
+                break
+            if time.monotonic() > deadline_s:
+                raise StorageUnavailable(
+                    f"topic {missing[0].name} was deleted, and a live node that does not know it may still serve its"
+                    " records: create the topic again when every node follows the catalog"
                 )
-                for row in rows:
-                    topic = await _built(row)
-                    made[topic.name] = topic
-            return made
-
-        made = await self._pool.transact(create_all) if wanted else {}
+            await asyncio.sleep(look_s)
+            look_s = min(2 * look_s, LAST_LOOK_S)
         outcomes: list[Topic | Refusal] = []
         for topic in topics:
             if topic.partition_count < 1:
@@ -206,6 +226,34 @@ class TopicStore:
             else:
                 outcomes.append(Refusal.TOPIC_EXISTS)
         return outcomes
+
+    async def _create(self, wanted: Sequence[NewTopic]) -> tuple[dict[str, Topic], set[str]]:
+        """Return the created topics by their stored names, and the stored names that another node may still serve."""
+        registration = self._registration()
+        node_id = None if registration is None else registration.node_id
+
+        async def create_all(connection: Connection) -> tuple[dict[str, Topic], set[str]]:
+            made: dict[str, Topic] = {}
+            served = set[str]()
+            for some in _steps(wanted):
+                rows = await connection.fetch(
+                    statement("create_topics"),
+                    node_id,
+                    [stored(topic.name) for topic in some],
+                    [topic.partition_count for topic in some],
+                    [_configs_text(topic.configs) for topic in some],
+                    [topic.internal for topic in some],
+                    [None if topic.replicas is None else json.dumps(topic.replicas) for topic in some],
+                )
+                for row in rows:
+                    if row["topic_id"] is None:
+                        served.add(row["name"])
+                        continue
+                    topic = await _built(row)
+                    made[topic.name] = topic
+            return made, served
+
+        return await self._pool.transact(create_all)
 
     async def delete(self, topic_id: UUID) -> bool:
         """Hide the topic and close its log, at a cost that does not depend on its size. Return False if no live

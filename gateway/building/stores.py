@@ -41,14 +41,13 @@ class Stores:
 
 
 async def open_stores(
-    settings: Settings, broker: BrokerConfig, database: Database, topics: TopicStore, undo: Undo
+    settings: Settings, broker: BrokerConfig, database: Database, topics: TopicStore, nodes: NodeStore, undo: Undo
 ) -> Stores:
     """Open the place of the log's records. Raise StorageError."""
     cached = broker.log_store_page_cache_bytes
     store = await open_store(database, settings.log_place, page_cache_bytes=None if cached < 0 else cached)
     if store is not None:
         undo.push("store", STEP_TIMEOUT_S, _closing(store))
-    nodes = NodeStore(database)
     log = LogStore(database, store, nodes.registration, inline_max_bytes=broker.log_store_inline_max_bytes)
     undo.push("log", STEP_TIMEOUT_S, log.close)
     roller = Roller(

@@ -21,7 +21,24 @@ as $$
     select case when p_list is not null then array(select jsonb_array_elements_text(p_list)::integer) end
 $$;
 
+create function still_served(p_names text[], p_node_id integer) returns text[]
+language sql volatile
+as $$
+-- Return those of the names under which another live broker than `p_node_id` (null: any live broker) may still serve
+-- records of a deleted topic. A broker serves records from memory until its registration expires, and reports the
+-- revision that it follows when it renews the registration. deletion.sql keeps the row of a deleted topic that long.
+    select coalesce(array_agg(distinct d.name), '{}')
+    from topic d
+    where d.changed_revision > (
+            select min(n.catalog_revision) from node n
+            where n.is_broker and n.node_id is distinct from p_node_id and n.expires_at > clock_timestamp()
+        )
+        and d.deleted_at is not null and d.name = any (p_names)
+        and not exists (select from topic t where t.name = d.name and t.deleted_at is null)
+$$;
+
 create function create_topics(
+    p_node_id          integer, -- the node of the caller; null: none
     p_names            text[], -- distinct; per topic, as are the next four
     p_partition_counts integer[],
     p_configs          text[], -- JSON
@@ -34,11 +51,26 @@ create function create_topics(
 language plpgsql volatile
 as $$
 -- Create topics, all of one revision, and return them. A topic whose name a live topic has is left out. Keys rise in
--- the order given.
+-- the order given. For a name that is still served (`still_served`), return a row without an id instead.
 #variable_conflict use_column
 declare
-    this_revision constant bigint := next_revision();
+    served text[];
+    this_revision bigint;
 begin
+    perform 1 from cluster for no key update; -- no topic is deleted between the look and the creation
+    served := still_served(p_names, p_node_id);
+    if served <> '{}' then
+        perform pg_notify('sluice_nodes', p_node_id::text); -- nodes renew their registrations at once
+        return query
+        select
+            null::uuid, name, null::boolean, null::text, null::bigint, null::bigint, null::bigint[], null::integer[],
+            null::text
+        from unnest(served) name;
+    end if;
+    if p_names <@ served then
+        return;
+    end if;
+    this_revision := next_revision();
     return query
     with asked as (
         select a.name, a.partition_count, a.configs, a.internal, a.replicas::jsonb as replicas, a.position
@@ -49,6 +81,7 @@ begin
         insert into topic (name, configs, internal, created_revision, changed_revision)
         select a.name, a.configs::jsonb, a.internal, this_revision, this_revision
         from asked a
+        where a.name <> all (served)
         on conflict (name) where deleted_at is null do nothing
         returning topic_id, name, internal, configs
     ),
@@ -140,8 +173,8 @@ $$;
 create function delete_topic(p_topic_id uuid) returns boolean
 language plpgsql volatile
 as $$
--- The first phase of a deletion, whose cost does not depend on the topic's size. It hides the topic, frees its name,
--- and closes its log, because appends and offset commits look at this row. deletion.sql has the second phase.
+-- The first phase of a deletion, whose cost does not depend on the topic's size. It hides the topic and closes
+-- its log, because appends and offset commits look at this row. deletion.sql has the second phase.
 declare
     this_revision constant bigint := next_revision();
 begin

@@ -1,8 +1,13 @@
 -- name: due_deletions
--- Hidden topics whose data is to be deleted now, at most $1, the oldest first.
+-- Hidden topics whose data is to be deleted now, at most $1, the oldest first. While a live broker does not know that a
+-- topic was deleted, the topic's row keeps its name from being used again (`still_served`).
 select topic_id, name, delete_failures
 from topic
 where deleted_at is not null and (delete_retry_at is null or delete_retry_at <= clock_timestamp())
+    and changed_revision <= (
+        select coalesce(min(n.catalog_revision), 9223372036854775807) from node n
+        where n.is_broker and n.expires_at > clock_timestamp()
+    )
 order by deleted_at
 limit $1;
 

@@ -31,8 +31,9 @@ where t.topic_id = $1 and t.deleted_at is null
 group by t.topic_id;
 
 -- name: create_topics
--- The new topics, without those whose names ($1, distinct) are in use.
-select * from create_topics($1, $2, $3, $4, $5);
+-- The new topics, without those whose names ($2, distinct) are in use; without an id, if another node than $1 may still
+-- serve a deleted topic of that name.
+select * from create_topics($1, $2, $3, $4, $5, $6);
 
 -- name: add_partitions
 -- Add partitions. Return null, or the reason for a refusal.

@@ -24,6 +24,7 @@ from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssi
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 
+from tests.aiokafka_stop import stop_aiokafka
 from tests.clients.scoreboard import ConsumerThread, Delivery, Scoreboard
 from tests.closing import close
 
@@ -206,7 +207,7 @@ class AiokafkaConsumer(ConsumerThread, aiokafka.abc.ConsumerRebalanceListener):
                 self.board.deliver(Delivery(self.name, record.partition, record.offset, record.value or b""))
 
     def close_consumer(self) -> None:
-        self.loop.run_until_complete(self.consumer.stop())
+        self.loop.run_until_complete(stop_aiokafka(self.consumer))
         self.loop.close()
 
 

@@ -20,7 +20,7 @@ from confluent_kafka.admin import (
 from protocol.errors import ErrorCode
 from protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from protocol.messages.delete_topics import DeleteTopicsRequest
-from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from tests.chaos.load import read_all
 from tests.clients.scoreboard import Scoreboard
@@ -33,6 +33,7 @@ from tests.cluster.records import fetch
 from tests.cluster.records import produce as one_record
 from tests.frames.members import create_topic as create_by_frame
 from tests.frames.members import fresh
+from tests.gateway.data_plane import records_in
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.steps.waiting import wait_for
 from tests.wire import WireClient
@@ -270,7 +271,7 @@ async def test_a_topic_that_is_created_again_holds_no_record_of_its_predecessor(
 
 
 async def refused(client: WireClient, topic_id: uuid.UUID) -> None:
-    """Wait until a fetch by the id of a deleted topic is refused."""
+    """Check that the node refuses a fetch by the id of a deleted topic whose name is in use again."""
     partition = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=2**20)
     request = FetchRequest(
         max_wait_ms=100,
@@ -278,10 +279,64 @@ async def refused(client: WireClient, topic_id: uuid.UUID) -> None:
         max_bytes=2**20,
         topics=(FetchTopic(topic_id=topic_id, partitions=(partition,)),),
     )
-    deadline = time.monotonic() + PATIENCE_S
-    gone = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID)
-    while (await client.send(request, 13)).responses[0].partitions[0].error_code not in gone:
-        assert time.monotonic() < deadline, "the id of a deleted topic is served"
+    answer = await client.send(request, 13)
+    assert answer.responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
+
+
+def values_of(answer: FetchResponse) -> list[bytes | None]:
+    return [record.value for record in records_in(answer.responses[0].partitions[0])]
+
+
+async def test_a_node_without_notifications_serves_no_record_of_a_topic_that_was_created_again(
+    gateway_factory: GatewayFactory, database_url: str
+) -> None:
+    """The creation waits until the other node has learnt of the deletion by itself."""
+    a = gateway_factory(database_url=database_url)
+    with proxied(database_url) as proxy:
+        b = gateway_factory({"reconcile.periodic.interval.ms": "2000"}, database_url=proxy.url)
+        balanced([a, b])
+        proxy.silence()
+        async with connected([a, b]) as (on_a, on_b):
+            topic = fresh("again")
+            for number in range(3):
+                old = await create_by_frame(on_a, topic)
+                for _ in range(5):
+                    await on_b.send(one_record(topic, b"old"), 9)
+                await on_a.send(DeleteTopicsRequest(topic_names=(topic,)), 5)
+                await create_by_frame(on_a, topic)
+                await refused(on_b, old)
+                await on_a.send(one_record(topic, f"new {number}".encode()), 9)
+                assert values_of(await on_b.send(fetch(topic, 0), 11)) == [f"new {number}".encode()]
+                await on_a.send(DeleteTopicsRequest(topic_names=(topic,)), 5)
+        assert proxy.swallowed
+        b.close()
+
+
+async def test_a_node_without_postgres_serves_no_record_of_a_topic_that_was_created_again(
+    gateway_factory: GatewayFactory, database_url: str
+) -> None:
+    """The creation waits until the registration of the node has expired. From then on the node asks Postgres before it
+    serves records from memory."""
+    ttl = {"SLUICE_NODE_TTL_MS": "3000"}
+    a = gateway_factory(database_url=database_url, environment=ttl)
+    with proxied(database_url) as proxy:
+        b = gateway_factory(database_url=proxy.url, environment=ttl)
+        balanced([a, b])
+        async with connected([a, b]) as (on_a, on_b):
+            topic = fresh("again")
+            old = await create_by_frame(on_a, topic)
+            for _ in range(5):
+                await on_b.send(one_record(topic, b"old"), 9)
+            proxy.drop()
+            await on_a.send(DeleteTopicsRequest(topic_names=(topic,)), 5)
+            await create_by_frame(on_a, topic)
+            await on_a.send(one_record(topic, b"new"), 9)
+            waiting = on_b.send_nowait(fetch(topic, 0), 11)
+            proxy.heal()
+            assert values_of(await waiting) in ([], [b"new"])
+            await refused(on_b, old)
+            assert values_of(await on_b.send(fetch(topic, 0), 11)) == [b"new"]
+        b.close()
 
 
 @pytest.mark.parametrize("kind", ["eager", "cooperative", "consumer"])

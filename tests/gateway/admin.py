@@ -104,11 +104,12 @@ class AdminNode:
         roles: Roles = BOTH,
     ) -> None:
         self.database = database
-        self.topics = TopicStore(database)
+        nodes = NodeStore(database)
+        self.topics = TopicStore(database, nodes.registration)
         self.log = LogStore(database)
         self.tail = Tail(2**20)
         self.catalog = Catalog(self.topics, self.tail, parse_broker_configs(broker), follows_acls=authorizes)
-        self.membership = Membership(NodeStore(database), listeners, rack, 60_000, roles=roles)
+        self.membership = Membership(nodes, listeners, rack, 60_000, roles=roles)
         unused = cast("Any", None)
         self.services = Services(
             settings=load({"listen": "0.0.0.0:9092"}, (), {}).settings,

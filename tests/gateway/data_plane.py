@@ -72,6 +72,10 @@ class LongKnown(Membership):
     def known_since_s(self) -> float:
         return float("-inf")
 
+    def lapse(self) -> None:
+        """Behave as if the registration had expired."""
+        self._registered_until_s = float("-inf")
+
 
 class Relay:
     """Forwards notifications of appends to a listener that a test may replace."""
@@ -108,7 +112,8 @@ class DataPlane:
 
     def __init__(self, database: Database, *, tail_bytes: int, committers: int, name: str) -> None:
         self.database = database
-        self.topics = TopicStore(database)
+        nodes = NodeStore(database)
+        self.topics = TopicStore(database, nodes.registration)
         self.log = LogStore(database)
         self.tail = Tail(tail_bytes)
         self.connections: dict[str, ConnectionInfo] = {}
@@ -127,7 +132,7 @@ class DataPlane:
         self.validator = BatchValidator()
         self.recompressor = Recompressor()
         self.catalog = Catalog(self.topics, self.tail, BrokerConfig(), settled=lambda key: self.settled(key))
-        self.membership = LongKnown(NodeStore(database), {"PLAINTEXT": (name, 9092)}, None, 60_000)
+        self.membership = LongKnown(nodes, {"PLAINTEXT": (name, 9092)}, None, 60_000)
         producers = ProducerStore(database)
         self.transactions = Transactions(
             TransactionStore(database),

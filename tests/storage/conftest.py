@@ -123,9 +123,14 @@ async def key(make_topic: MakeTopic) -> PartitionKey:
     return (await make_topic()).partitions[0].partition_key
 
 
+LATER_REVISION = 1_000_000
+"""A revision that no catalog of these tests reaches."""
+
+
 @pytest.fixture
 async def leases(database: Database) -> list[CoordinatorLease]:
-    """Leases of shards 0 to 2, held by a registered node."""
+    """Leases of shards 0 to 2, held by a registered node that follows every change of the catalog."""
     nodes = NodeStore(database)
     node_id = await nodes.register("localhost:9092", {"PLAINTEXT": ("localhost", 9092)}, None, 60_000)
+    await nodes.renew(node_id, 60_000, catalog_revision=LATER_REVISION)
     return await nodes.acquire_leases(node_id, [0, 1, 2], 60_000)

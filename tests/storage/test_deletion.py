@@ -18,7 +18,7 @@ from storage.queries import statement
 from storage.topics import TopicStore
 from storage.types import CoordinatorLease, LeaseKind, OffsetCommit, Refusal, Topic
 from tests.storage.batches import append, append_each, new_batch, offsets, read
-from tests.storage.conftest import MakeTopic
+from tests.storage.conftest import LATER_REVISION, MakeTopic
 from tests.storage.pages import fill_unknown, pages_touched
 
 TABLES = ("topic", "partition", "chunk", "producer_state", "compaction_state", "committed_offset")
@@ -40,6 +40,7 @@ async def lease(database: Database) -> CoordinatorLease:
     """The lease that a node needs for the job."""
     nodes = NodeStore(database)
     node_id = await nodes.register("localhost:9092", {"PLAINTEXT": ("localhost", 9092)}, None, 60_000)
+    await nodes.renew(node_id, 60_000, catalog_revision=LATER_REVISION)
     (lease,) = await nodes.acquire_leases(node_id, [DELETION], 60_000, LeaseKind.JOBS)
     return lease
 

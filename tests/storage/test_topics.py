@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -13,7 +14,11 @@ from uuid import UUID
 import pytest
 
 from storage import topics as module
+from storage.deletion import DeletionStore
+from storage.errors import StorageUnavailable
+from storage.nodes import NodeStore
 from storage.pool import Connection, Database, Row
+from storage.roles import Roles
 from storage.topics import TopicStore, _topic  # pyright: ignore[reportPrivateUsage]
 from storage.types import Acl, Assignment, ClientQuota, NewTopic, Refusal, Topic
 from tests.storage.conftest import MakeTopic
@@ -70,6 +75,70 @@ async def test_a_deletion_frees_the_name_at_once(topics: TopicStore, make_topic:
     keys = {partition.partition_key for topic in (first, second) for partition in topic.partitions}
     assert len(keys) == 3
     assert (await topics.changes(0)).topics == (second,)
+
+
+async def behind(
+    database: Database, topic: Topic, topics: TopicStore, ttl_ms: int = 60_000
+) -> Callable[[], Awaitable[object]]:
+    """Delete the topic while another broker is registered that does not know of the deletion. Return a function that
+    renews the registration of that broker with the catalog's present revision."""
+    nodes = NodeStore(database)
+    node_id = await nodes.register("other:9092", {"PLAINTEXT": ("other", 9092)}, None, ttl_ms)
+    await nodes.renew(node_id, ttl_ms, catalog_revision=await topics.revision())
+    assert await topics.delete(topic.topic_id)
+
+    async def renew() -> object:
+        return await nodes.renew(node_id, ttl_ms, catalog_revision=await topics.revision())
+
+    return renew
+
+
+async def test_a_name_is_free_when_every_other_broker_knows_of_the_deletion(
+    database: Database, topics: TopicStore, make_topic: MakeTopic
+) -> None:
+    topic = await make_topic("orders")
+    renew = await behind(database, topic, topics)
+    with pytest.raises(StorageUnavailable, match="topic orders was deleted"):
+        await TopicStore(database, name_patience_s=0.1).create([NewTopic("orders", 1, {}), NewTopic("another", 1, {})])
+    assert await topics.find("orders") is None
+    assert await topics.find("another") is not None
+    waiting = asyncio.ensure_future(make_topic("orders"))
+    await asyncio.wait([waiting], timeout=0.1)
+    assert not waiting.done()
+    await renew()
+    assert (await waiting).topic_id != topic.topic_id
+
+
+async def test_a_name_is_free_when_the_registration_of_the_other_broker_has_expired(
+    database: Database, topics: TopicStore, make_topic: MakeTopic
+) -> None:
+    topic = await make_topic("orders")
+    await behind(database, topic, topics, ttl_ms=1_000)
+    started_s = time.monotonic()
+    await make_topic("orders")
+    assert time.monotonic() - started_s > 0.5
+
+
+async def test_the_node_itself_and_controllers_keep_no_name_in_use(database: Database) -> None:
+    nodes = NodeStore(database)
+    topics = TopicStore(database, nodes.registration)
+    controller = Roles(is_broker=False, is_controller=True)
+    await NodeStore(database).register("other:9092", {"PLAINTEXT": ("other", 9092)}, None, 60_000, roles=controller)
+    await nodes.register("self:9092", {"PLAINTEXT": ("self", 9092)}, None, 60_000)
+    for _ in range(2):
+        (topic,) = await topics.create([NewTopic("orders", 1, {})])
+        assert isinstance(topic, Topic)
+        assert await topics.delete(topic.topic_id)
+
+
+async def test_rows_of_a_deleted_topic_stay_until_every_broker_knows_of_the_deletion(
+    database: Database, topics: TopicStore, make_topic: MakeTopic
+) -> None:
+    renew = await behind(database, await make_topic("orders"), topics)
+    deletions = DeletionStore(database)
+    assert await deletions.due(10) == []
+    await renew()
+    assert [due.name for due in await deletions.due(10)] == ["orders"]
 
 
 async def test_added_partitions_follow_the_existing_ones(topics: TopicStore, make_topic: MakeTopic) -> None:

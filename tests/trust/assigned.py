@@ -20,6 +20,7 @@ from typing import Any
 import aiokafka
 from aiokafka.errors import KafkaError
 
+from tests.aiokafka_stop import stop_aiokafka
 from tests.trust.patience import CALL_S
 from tests.trust.workloads import ABORTED, STUCK_S, Workload
 
@@ -83,9 +84,10 @@ class AssignedTransfers(Workload):
         except (KafkaError, TimeoutError):
             pass  # The producer was fenced, timed out or cut off. The worker's next client reads the committed offsets.
         finally:
-            for client in (consumer, producer):
-                with contextlib.suppress(KafkaError, TimeoutError):
-                    await asyncio.wait_for(client.stop(), CALL_S)
+            with contextlib.suppress(KafkaError, TimeoutError):
+                await asyncio.wait_for(stop_aiokafka(consumer), CALL_S)
+            with contextlib.suppress(KafkaError, TimeoutError):
+                await asyncio.wait_for(producer.stop(), CALL_S)
 
     async def _transfer(self, producer: aiokafka.AIOKafkaProducer, records: Sequence[Any]) -> bool:
         """Transfer the records. Return False if the transaction was aborted: the consumer's position is then behind

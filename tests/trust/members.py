@@ -33,6 +33,7 @@ from kafka.errors import KafkaError as KafkaPythonError
 from kafka.structs import OffsetAndMetadata
 from kafka.structs import TopicPartition as KafkaPythonPartition
 
+from tests.aiokafka_stop import stop_aiokafka
 from tests.closing import close
 from tests.trust.foreign import ForeignProcess
 from tests.trust.history import Change, Consumed, History, OffsetCommitted, Outcome, OwnerChanged
@@ -372,7 +373,7 @@ class AiokafkaMember(aiokafka.abc.ConsumerRebalanceListener):
         finally:
             self._membership.revoked(self._membership.owned)
             with contextlib.suppress(AiokafkaError, TimeoutError):
-                await asyncio.wait_for(self._consumer.stop(), LEAVE_S)
+                await asyncio.wait_for(stop_aiokafka(self._consumer), LEAVE_S)
 
     async def _commit(self, partitions: Collection[int] | None = None) -> None:
         wanted = self._membership.to_commit(partitions)

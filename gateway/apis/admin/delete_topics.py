@@ -30,7 +30,8 @@ STRICT_DELETE_TOPICS = 5
 
 
 async def delete_topics(request: DeleteTopicsRequest, context: RequestContext[TopicServices]) -> DeleteTopicsResponse:
-    """Delete topics by name, from version 6 also by id; a name is free at once.
+    """Delete topics by name, from version 6 also by id. A name is free once every live node knows of the
+    deletion (`TopicStore.create`).
 
     As ControllerApis.deleteTopics, this deletes internal topics, too. Deleting `__consumer_offsets` only removes its
     name from listings, until a client looks for a group's coordinator.

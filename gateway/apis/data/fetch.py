@@ -159,6 +159,9 @@ async def fetch(request: FetchRequest, context: RequestContext[FetchServices]) -
             # Appends happen during planning, so the watch begins before the first look.
             watch = tail.watch((), committed=committed)
         while True:
+            if loop.time() > services.membership.registered_until_s:
+                # Other nodes did not wait for this node before they used the name of a deleted topic again.
+                await services.catalog.refresh_if_changed()
             # A node at its memory limit continues batch by batch.
             share.become(0)
             max_bytes = min(asked_bytes, holdings.room_bytes())

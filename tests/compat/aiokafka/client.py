@@ -19,6 +19,7 @@ from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitio
 from aiokafka.errors import KafkaError, ProducerFenced, for_code
 from aiokafka.protocol.group import JoinGroupRequest, SyncGroupRequest
 
+from tests.aiokafka_stop import stop_aiokafka
 from tests.compat.python.client import (
     CLIENT_ID,
     HEARTBEAT_INTERVAL_MS,
@@ -134,7 +135,7 @@ class AiokafkaMember(Member, aiokafka.abc.ConsumerRebalanceListener):
         if self.options.commit == "revoke":
             # When aiokafka closes it calls no callback.
             await self.consumer.commit()
-        await self.consumer.stop()
+        await stop_aiokafka(self.consumer)
 
 
 class AiokafkaProducer(Producer):
@@ -243,7 +244,7 @@ class AiokafkaGroupReader(GroupReader):
         return found
 
     def close(self) -> None:
-        self._loop.run(self._consumer.stop())
+        self._loop.run(stop_aiokafka(self._consumer))
         self._loop.close()
 
 
@@ -298,7 +299,7 @@ class AiokafkaReader(Reader):
         return None if found is None else found.offset
 
     def close(self) -> None:
-        self._loop.run(self._consumer.stop())
+        self._loop.run(stop_aiokafka(self._consumer))
         self._loop.close()
 
 
@@ -362,7 +363,7 @@ class Aiokafka(Client):
         try:
             await consumer.commit(_offsets(positions))
         finally:
-            await consumer.stop()
+            await stop_aiokafka(consumer)
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
         position = aiokafka.TopicPartition(topic, partition)

@@ -20,6 +20,7 @@ from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from protocol.records import read_head
+from storage.errors import StorageUnavailable
 from storage.types import PartitionState, ReadRequest, ReadResult, Refusal, Topic
 from tests.gateway.data_plane import (
     FETCH_VERSION,
@@ -548,6 +549,25 @@ async def test_a_topic_deleted_on_another_node_is_noticed(node: DataPlane) -> No
     assert (await node.fetch_one(topic, 0)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     await node.catalog.refresh_if_changed()
     assert node.catalog.get("t") is None
+
+
+async def test_a_node_without_a_registration_looks_for_deletions_before_it_serves_from_memory(warm: DataPlane) -> None:
+    topic = await warm.create_topic("t")
+    await warm.fill(topic, [300])
+    await warm.topics.delete(topic.topic_id)
+    assert sizes(await warm.fetch([(topic, at(0, 0))])) == [[300]]
+    warm.membership.lapse()
+    assert (await warm.fetch_one(topic, 0)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+async def test_a_node_without_a_registration_serves_nothing_from_memory_during_an_outage(warm: DataPlane) -> None:
+    topic = await warm.create_topic("t")
+    await warm.fill(topic, [300])
+    await warm.database.control.close(1.0)
+    assert sizes(await warm.fetch([(topic, at(0, 0))])) == [[300]]
+    warm.membership.lapse()
+    with pytest.raises(StorageUnavailable):
+        await warm.fetch_one(topic, 0)
 
 
 async def test_lost_storage_fails_cold_partitions_alone(warm: DataPlane) -> None:
