@@ -114,7 +114,9 @@ class Member {
       try {
         return await this.renew()
       } catch (error) {
-        if (attempt === OUTAGE_ATTEMPTS || this.stopped || this.fenced) throw error
+        // A member that closes during a rebalance still joins once more, and its consumer then refuses a new stream.
+        if (this.stopped) return
+        if (attempt === OUTAGE_ATTEMPTS || this.fenced) throw error
         process.stderr.write(`${this.name}: opening a stream: ${error.message}\n`)
       }
       await sleep(200)
