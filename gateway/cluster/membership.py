@@ -122,8 +122,8 @@ class Membership:
         placed: Callable[[], None] | None = None,
     ) -> None:
         """Connect the parts that need the membership themselves, so that they are made after it. `catalog_revision`
-        returns the revision that each renewal stores for `sluice nodes`. `placed` is called when `leaders` becomes a
-        new object."""
+        returns the revision that this node follows. Each renewal stores it, because the name of a deleted topic is free
+        only when every broker knows of the deletion. `placed` is called when `leaders` becomes a new object."""
         if announcements is not None:
             self._announcements = announcements
         if catalog_revision is not None:

@@ -129,6 +129,9 @@ async def test_a_deleted_topic_leaves_nothing(node: DataPlane, database_url: str
     topic = await node.create_topic("t")
     await node.fill(topic, [300] * 5)
     await node.delete_topic(topic)
+    await node.catalog.refresh_if_changed()
+    node.membership.connect(catalog_revision=lambda: node.catalog.revision)
+    await node.membership.renew()
     await maintenance(node).deletions.run()
     for table in ("chunk", "partition", "topic"):
         assert await count_rows(database_url, table) == 0
