@@ -213,7 +213,7 @@ class TopicStore:
             if time.monotonic() > deadline_s:
                 raise StorageUnavailable(
                     f"topic {missing[0].name} was deleted, and a live node that does not know it may still serve its"
-                    " records: create the topic again when every node follows the catalog"
+                    ' records: try again when "sluice nodes" shows that every node follows the catalog'
                 )
             await asyncio.sleep(look_s)
             look_s = min(2 * look_s, LAST_LOOK_S)

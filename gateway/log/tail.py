@@ -433,7 +433,8 @@ class Tail:
         end_offset = known.high_watermark
         if committed:
             if offset >= known.last_stable_offset:
-                return TailRead(known, (), 0) if partition.is_verified(now_s, max_age_s) else None
+                is_known = offset <= known.high_watermark and partition.is_verified(now_s, max_age_s)
+                return TailRead(known, (), 0) if is_known else None
             end_offset = min(known.last_stable_offset, partition.held_stable_offset)
             if offset >= end_offset:
                 return None

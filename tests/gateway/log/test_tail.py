@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -178,6 +178,19 @@ def test_below_the_log_start_nothing_is_served() -> None:
     assert found is not None
     assert (list(found.batches), found.known.log_start_offset) == ([], 1)
     assert offsets(read(tail, P0, 1)) == [1]
+
+
+@pytest.mark.parametrize("reader", [read, read_committed])
+def test_above_the_known_end_postgres_must_be_asked(
+    reader: Callable[[Tail, PartitionKey, int], TailRead | None],
+) -> None:
+    """Another node may have appended, and its announcement has not arrived."""
+    tail = Tail(10**6)
+    tail.observe(P0, state(0, 5), 0.0)
+    at_the_end = reader(tail, P0, 5)
+    assert at_the_end is not None
+    assert not at_the_end.batches
+    assert reader(tail, P0, 6) is None
 
 
 def test_high_watermark_is_trusted_for_a_bounded_time() -> None:

@@ -518,6 +518,22 @@ async def test_a_topic_created_on_another_node_is_found(warm: DataPlane, databas
         assert sizes(await warm.fetch([(topic, at(0))], version=13)) == [[300]]
 
 
+@pytest.mark.parametrize("isolation_level", [0, 1])
+async def test_offset_that_another_node_has_just_appended_is_in_range(
+    warm: DataPlane, database_url: str, isolation_level: int
+) -> None:
+    """The consumer has read the record at the other node, whose announcement has not arrived here."""
+    topic = await warm.create_topic("t")
+    await warm.fill(topic, [300])
+    assert sizes(await warm.fetch([(topic, at(1))], isolation_level=isolation_level)) == [[]]
+    async with data_plane(database_url, name="node-2") as other:
+        await other.catalog.refresh_if_changed()
+        await other.fill(topic, [300])
+        response = await warm.fetch([(topic, at(2))], isolation_level=isolation_level)
+    (part,) = response.responses[0].partitions
+    assert (part.error_code, part.high_watermark) == (ErrorCode.NONE, 2)
+
+
 async def test_append_of_another_node_during_a_first_read_wakes_the_fetch(
     warm: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
