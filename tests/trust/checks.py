@@ -176,6 +176,25 @@ def groups_read_what_the_log_holds(consumed: Iterable[Consumed | Delivered], log
     )
 
 
+def members_read_forward(changes: Iterable[OwnerChanged], consumed: Iterable[Consumed]) -> list[str]:
+    """Check that a member receives rising offsets of a partition from its assignment until its revocation."""
+    events: list[tuple[float, OwnerChanged | Consumed]] = [(each.at_s, each) for each in (*changes, *consumed)]
+    last: dict[tuple[str, str, str, int], int] = {}
+    found: list[str] = []
+    for at_s, event in sorted(events, key=lambda each: (each[0], isinstance(each[1], Consumed))):
+        key = (event.group, event.member, event.topic, event.partition)
+        if isinstance(event, OwnerChanged):
+            last.pop(key, None)
+            continue
+        if event.offset <= last.get(key, -1):
+            found.append(
+                f"group {event.group}: {event.member} received offset {event.offset} of {event.topic}-"
+                f"{event.partition} after offset {last[key]} at {at_s:.3f} s, and owned the partition all the time"
+            )
+        last[key] = event.offset
+    return _some(found)
+
+
 def owners_never_overlap(
     changes: Iterable[OwnerChanged], groups: Collection[str], removed: Collection[tuple[str, str]]
 ) -> list[str]:

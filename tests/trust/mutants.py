@@ -320,6 +320,18 @@ MUTANTS: Sequence[Mutant] = (
         ("topics that are created again keep their records",),
         ("cut_a_node_off_postgres", "lose_notifications"),
     ),
+    Mutant(
+        "an offset above the known end is out of range",
+        [
+            Edit(
+                "gateway/log/tail.py",
+                "is_known = offset <= known.high_watermark and partition",
+                "is_known = partition",
+            )
+        ],
+        ("members read forward",),
+        ("kill_a_node", "stop_a_node", "lose_notifications"),
+    ),
 )
 
 

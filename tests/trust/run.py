@@ -413,6 +413,7 @@ def _judge(attacked: World, history: History, work: _Work, read_s: float) -> dic
         ),
         "groups read everything": checks.groups_read_everything(produced, consumed, groups),
         "groups read what the log holds": checks.groups_read_what_the_log_holds(consumed, log),
+        "members read forward": checks.members_read_forward(changes, consumed),
         "owners never overlap": checks.owners_never_overlap(changes, careful, attacked.removed_members()),
         "old owners cannot commit": checks.old_owners_cannot_commit(changes, commits),
         "numbers never fall": checks.numbers_never_fall(observed, commits, produced),

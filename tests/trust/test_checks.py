@@ -42,8 +42,8 @@ def log_of(*values: int, key: str | None = None) -> dict[Place, Entry]:
     return {Place("t", 0, offset): Entry(key, value) for offset, value in enumerate(values)}
 
 
-def consumed(value: int, offset: int) -> Consumed:
-    return Consumed("g", "m", "t", 0, offset, value, 0.0)
+def consumed(value: int, offset: int, at_s: float = 0.0) -> Consumed:
+    return Consumed("g", "m", "t", 0, offset, value, at_s)
 
 
 def owner(member: str, change: Change, at_s: float) -> OwnerChanged:
@@ -131,6 +131,16 @@ def test_partition_with_two_owners_is_found() -> None:
 def test_overlap_counts_in_named_groups_and_for_members_that_were_not_removed() -> None:
     assert checks.owners_never_overlap(OVERLAPPING, ["other"], []) == []
     assert checks.owners_never_overlap(OVERLAPPING, ["g"], [("g", "a")]) == []
+
+
+def test_offset_that_does_not_rise_within_one_ownership_is_found() -> None:
+    begun, ended = owner("m", Change.ASSIGNED, 1), owner("m", Change.LOST, 3)
+    again = owner("m", Change.ASSIGNED, 4)
+    before, after = [consumed(7, 0, 2), consumed(8, 1, 2)], [consumed(7, 0, 5), consumed(8, 1, 5)]
+    assert checks.members_read_forward([begun, ended, again], [*before, *after]) == []
+    assert len(checks.members_read_forward([begun], [*before, *after])) == 1
+    (sentence,) = checks.members_read_forward([begun], [consumed(7, 257, 2), consumed(7, 257, 3)])
+    assert sentence.startswith("group g: m received offset 257 of t-0 after offset 257 at 3.000 s")
 
 
 @pytest.mark.parametrize(
