@@ -149,8 +149,8 @@ class Catalog:
         self._gone: OrderedDict[UUID, None] = OrderedDict()
         self._changes = SharedRead(self._follow)
         self._new_topics = SharedRead(self._compare_revisions)
-        """Looks for topics that were created after they had been found unknown. While nothing has changed, it only
-        reads the committed revision.
+        """Looks for topics and partitions that were created after they had been found unknown. While nothing has
+        changed, it only reads the committed revision.
         """
         self._leads: Callable[[], Leads] = lambda: _leads_all
         self._settled = settled
@@ -309,6 +309,10 @@ class Catalog:
     async def refresh_if_changed(self) -> None:
         """Become at least as new as the moment of the call, at the cost of one query and the changes."""
         await self._changes.get()
+
+    async def catch_up(self) -> None:
+        """Do the same as `refresh_if_changed`, but while nothing has changed only read the committed revision."""
+        await self._new_topics.get()
 
     async def is_converged(self) -> bool:
         """Return True if nothing has changed and no work is left. This only reads the committed revision, at a fraction

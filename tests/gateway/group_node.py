@@ -219,7 +219,7 @@ async def forget_everything(url: str) -> None:
     """
     connection = await asyncpg.connect(url, server_settings={"search_path": "sluice"})
     try:
-        await connection.execute("truncate consumer_group, topic cascade")
+        await connection.execute("truncate consumer_group, topic, node cascade")
     finally:
         await connection.close()
 

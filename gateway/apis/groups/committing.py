@@ -96,7 +96,9 @@ async def commits_of(
     """Make a commit for each requested partition. Refuse topics that the client may not read, and topics and partitions
     that do not exist. Return all commits by topic, and those that may still be stored.
     """
-    await resolve(asked, by_id, context.services.catalog)
+    await resolve(
+        asked, by_id, context.services.catalog, lambda topic: (each.partition_index for each in topic.partitions)
+    )
     topics: list[TopicCommits] = []
     surviving: list[Commit] = []
     async for topic in in_pieces(asked):

@@ -230,7 +230,8 @@ async def _fetch(
     for a topic that does not exist takes time.
     """
     topics = [topic async for group in in_pieces(asked) async for topic in in_pieces(group.topics or ())]
-    await resolve(topics, context.version >= BY_ID_FROM, context.services.catalog)
+    by_id, catalog = context.version >= BY_ID_FROM, context.services.catalog
+    await resolve(topics, by_id, catalog, lambda topic: topic.partition_indexes)
     found: list[list[_FetchedTopic] | KafkaError] = []
     for first in range(0, len(asked), GROUPS_AT_ONCE):
         found += await _fetch_together(asked[first : first + GROUPS_AT_ONCE], require_stable, context)

@@ -6,8 +6,8 @@ re-created topic starts without any.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
 from uuid import UUID
 
 from gateway.apis.services import FindsTopics
@@ -33,13 +33,30 @@ class Named(Protocol):
     def topic_id(self) -> UUID: ...
 
 
-async def resolve(asked: Sequence[Named], by_id: bool, catalog: Catalog) -> None:
-    """Look up which of these topics exist, so that the catalog knows."""
+AskedTopic = TypeVar("AskedTopic", bound=Named)
+
+
+async def resolve(
+    asked: Sequence[AskedTopic], by_id: bool, catalog: Catalog, partitions: Callable[[AskedTopic], Iterable[int]]
+) -> None:
+    """Look up which of these topics and of their partitions exist, so that the catalog knows. Raise StorageError.
+
+    Another node may have added partitions a moment ago. Without a look, a member of such a partition would be told that
+    no offset was committed, and would begin anew.
+    """
     if by_id:
         ids = [one.topic_id async for one in in_pieces(asked) if catalog.get_by_id(one.topic_id) is None]
         await catalog.resolve_all_ids(ids)
     else:
         await catalog.resolve_all([one.name async for one in in_pieces(asked) if catalog.get(one.name) is None])
+    async for one in in_pieces(asked):
+        topic = topic_of(one, by_id, catalog)
+        if topic is None:
+            continue
+        async for index in in_pieces(partitions(one)):
+            if not has_partition(topic, index):
+                await catalog.catch_up()
+                return
 
 
 def topic_of(asked: Named, by_id: bool, catalog: Catalog) -> Topic | None:

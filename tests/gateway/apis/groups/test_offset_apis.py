@@ -179,6 +179,22 @@ async def test_unknown_topics_and_partitions_are_refused_one_by_one(node: GroupN
     assert {key: offset for key, (offset, *_) in (await fetched(node, 9, None)).items()} == {("t", 0): 7}
 
 
+async def test_partitions_that_another_node_has_just_added_are_known(node: GroupNode) -> None:
+    """This node has not heard of them. A partition that it took for unknown would have no committed offset."""
+    topic = await node.create_topic("t")
+    assert codes(await node.ask(commit_request(topic, partition(0, 5)), 9)) == [(0, NONE)]
+    grown = await node.topics.create_partitions(topic.topic_id, 2)
+    assert isinstance(grown, Topic)
+    assert codes(await node.ask(commit_request(topic, partition(1, 6)), 9)) == [(1, NONE)]
+    again = await node.topics.create_partitions(topic.topic_id, 3)
+    assert isinstance(again, Topic)
+    lease = node.leases.lease_for(G)
+    assert lease is not None
+    commit = OffsetCommit(lease, G, -1, topic.topic_id, 2, 7, -1, "")
+    assert await node.offsets.commit([commit]) == [None]
+    assert (await fetched(node, 9, [(topic, (2,))]))["t", 2][0] == 7
+
+
 async def test_commit_of_no_partition_does_not_reach_the_group(
     node: GroupNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
