@@ -41,8 +41,8 @@ async def resolve(
 ) -> None:
     """Look up which of these topics and of their partitions exist, so that the catalog knows. Raise StorageError.
 
-    Another node may have added partitions a moment ago. Without a look, this node would answer that such a partition has
-    no committed offset, and its owner would begin anew.
+    Another node may have added partitions a moment ago. Without a look, this node would answer that such a partition
+    has no committed offset, and its owner would begin anew.
     """
     if by_id:
         ids = [one.topic_id async for one in in_pieces(asked) if catalog.get_by_id(one.topic_id) is None]
