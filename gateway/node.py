@@ -139,6 +139,7 @@ class Node:
         membership.connect(
             cluster.wakeups,
             catalog_revision=lambda: log.catalog.revision,
+            catch_up=log.catalog.refresh_if_changed,
             placed=lambda: cluster.jobs.due(Job.METADATA),
         )
         share = build_share(broker, stores, metrics, undo)

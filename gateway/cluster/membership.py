@@ -17,7 +17,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import structlog
@@ -49,6 +49,10 @@ class Announcements(Protocol):
     def registered(self) -> None:
         """Note that this node has registered again."""
         ...
+
+
+async def _nothing() -> None:
+    pass
 
 
 class _NoAnnouncements:
@@ -108,6 +112,7 @@ class Membership:
         self._withdrawn = False
         self._announcements: Announcements = _NoAnnouncements()
         self._catalog_revision: Callable[[], int] = lambda: 0
+        self._catch_up: Callable[[], Awaitable[None]] = _nothing
         self._placed: Callable[[], None] = lambda: None
         self._authorizer = authorizer
         self._told_of: frozenset[int] = frozenset()
@@ -119,15 +124,22 @@ class Membership:
         announcements: Announcements | None = None,
         *,
         catalog_revision: Callable[[], int] | None = None,
+        catch_up: Callable[[], Awaitable[None]] | None = None,
         placed: Callable[[], None] | None = None,
     ) -> None:
-        """Connect the parts that need the membership themselves, so that they are made after it. `catalog_revision`
-        returns the revision that this node follows. Each renewal stores it, because the name of a deleted topic is free
-        only when every broker knows of the deletion. `placed` is called when `leaders` becomes a new object."""
+        """Connect the parts that need the membership themselves, so that they are made after it.
+
+        `catalog_revision` returns the revision that this node follows. Each renewal stores it, because the name of a
+        deleted topic is free only when every broker knows of the deletion. `catch_up` reads the catalog's changes. This
+        node calls it when it registers again, because others did not wait for it in the meantime. `placed` is called
+        when `leaders` becomes a new object.
+        """
         if announcements is not None:
             self._announcements = announcements
         if catalog_revision is not None:
             self._catalog_revision = catalog_revision
+        if catch_up is not None:
+            self._catch_up = catch_up
         if placed is not None:
             self._placed = placed
 
@@ -244,6 +256,7 @@ class Membership:
         self._self_node = Node(
             node_id, self._listeners, self._rack, self._store.incarnation(node_id), roles=self._roles
         )
+        await self._catch_up()
         alive = await self._store.alive()
         self._registered_until_s = started_s + self._ttl_ms / 1000
         self._take(alive)
@@ -281,6 +294,8 @@ class Membership:
                 self.superseded()
                 raise
             return
+        if lapsed:
+            await self._catch_up()
         alive = await self._store.alive()
         self._registered_until_s = started_s + self._ttl_ms / 1000
         self._take(alive)

@@ -121,6 +121,29 @@ async def test_replaced_process_counts_as_gone_although_its_node_is_live(databas
     assert missing == [False, True, False]
 
 
+@pytest.mark.parametrize("how", ["expired", "taken"])
+async def test_node_reads_the_catalog_before_it_counts_itself_as_registered_again(database: Database, how: str) -> None:
+    """Until then it serves no records from memory, because other nodes did not wait for it when they used the name of a
+    deleted topic again."""
+    node, other = Node(database, 9092), Node(database, 9092)
+    await node.membership.join()
+    if how == "expired":
+        await database.control.fetch("update node set expires_at = clock_timestamp() - interval '1 second'")
+    else:
+        await other.membership.join()
+    before_s, seen = node.membership.registered_until_s, list[float]()
+
+    async def catch_up() -> None:
+        seen.append(node.membership.registered_until_s)
+
+    node.membership.connect(catch_up=catch_up)
+    await node.membership.renew()
+    assert seen == [before_s]
+    assert node.membership.registered_until_s > before_s
+    await node.membership.renew()
+    assert len(seen) == 1
+
+
 async def test_node_that_stops_being_a_broker_changes_the_serving_nodes(database: Database) -> None:
     node, other = Node(database, 9092), Node(database, 9093)
     for each in (node, other, node):
