@@ -153,7 +153,18 @@ def _with(
         assigned=assigned,
         pending_revocation=pending_revocation,
         untaken=_untaken(member, assigned, pending_revocation),
+        held_since=_held_since(member, epoch, assigned, pending_revocation),
     )
+
+
+def _held_since(
+    member: ConsumerMember, epoch: int, assigned: Partitions, pending_revocation: Partitions
+) -> tuple[tuple[int, Partitions], ...]:
+    """Return since which epochs the member has held its partitions. It gains new ones at `epoch`."""
+    gained = difference(assigned, union(member.assigned, member.pending_revocation))
+    held = union(assigned, pending_revocation)
+    kept = ((since, intersection(partitions, held)) for since, partitions in member.held_since)
+    return tuple((since, partitions) for since, partitions in (*kept, (epoch, gained)) if partitions)
 
 
 def _untaken(member: ConsumerMember, assigned: Partitions, pending_revocation: Partitions) -> Partitions:

@@ -113,10 +113,14 @@ def _join(
         return _proceed(draft, event, None, _updated(ConsumerMember(member_id), event, cluster))
     if known.member_id == member_id and known.member_epoch != STATIC_LEAVE_EPOCH and known.classic is None:
         draft.tell(MemberRejoined(member_id))
-        fresh = replace(known, assigned=NOTHING, pending_revocation=NOTHING, untaken=NOTHING, undrained=NOTHING)
+        fresh = replace(
+            known, assigned=NOTHING, pending_revocation=NOTHING, untaken=NOTHING, undrained=NOTHING, held_since=()
+        )
     else:
         draft.tell(MemberReplaced(member_id, known.member_id, event.instance_id or ""))
-        fresh = replace(known, member_id=member_id, connection_number=-1, classic=None, undrained=NOTHING)
+        fresh = replace(
+            known, member_id=member_id, connection_number=-1, classic=None, undrained=NOTHING, held_since=()
+        )
         for deadlines in (draft.join_deadlines, draft.sync_deadlines):
             deadlines.pop(member_id, None)
     fresh = replace(fresh, member_epoch=0, previous_member_epoch=0, state=MemberState.STABLE)

@@ -23,7 +23,7 @@ from gateway.coordinator.consumer.migration import (
     upgraded,
 )
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerGroupHeartbeatReply
-from gateway.coordinator.consumer.offsets import commit_refusal, stale, txn_commit_refusal
+from gateway.coordinator.consumer.offsets import commit_reply, txn_commit_reply
 from gateway.coordinator.consumer.partitions import size
 from gateway.coordinator.consumer.views import has_news, state_of, subscribed_topics
 from gateway.coordinator.facts import Conversion, Fact, MemberAway, MemberId, MemberReplaced, Trigger
@@ -80,19 +80,9 @@ def step(
         case ClusterChanged():
             return _see_topics(group, cluster, now_ms, settings)
         case OffsetCommit():
-            error = commit_refusal(group, event.version, event.member_id, event.group_instance_id, event.generation_id)
-            told = stale(group, event.member_id)
-            reply = OffsetCommitReply(error or ErrorCode.NONE, event.generation_id >= 0, stale=told)
-            return Step(group, ((event.request_id, reply),))
+            return Step(group, ((event.request_id, commit_reply(group, event)),))
         case TxnOffsetCommit():
-            error = txn_commit_refusal(group, event)
-            reply = OffsetCommitReply(
-                error or ErrorCode.NONE,
-                event.generation_id >= 0,
-                by_producer=event.names_nobody,
-                stale=ErrorCode.ILLEGAL_GENERATION,
-            )
-            return Step(group, ((event.request_id, reply),))
+            return Step(group, ((event.request_id, txn_commit_reply(group, event)),))
         case DeleteGroup():
             return delete(group, event)
         case HandoffProgress():

@@ -137,6 +137,10 @@ class ConsumerMember:
     undrained: Partitions = field(default_factory=nothing)
     """Partitions that the member has released, but not yet committed up to the last record that it was served. No
     other member may own them yet."""
+    held_since: tuple[tuple[int, Partitions], ...] = field(default=(), metadata=VOLATILE)
+    """Member epochs, each with the partitions of `assigned` and `pending_revocation` that the member was given at it
+    (KIP-1251). Not stored: a partition that is missing here has been held since the present epoch, as far as commits
+    are concerned."""
     classic: ClassicProtocol | None = None
     """Data of a classic member. None if the member uses the consumer protocol. A classic member's generation is its
     member epoch.

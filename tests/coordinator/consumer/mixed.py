@@ -201,8 +201,10 @@ class Mixed:
     def alive(self, member: str, generation: int, *, instance: str | None = None) -> ErrorCode:
         return self._ask(Heartbeat, MemberId(member), instance, generation).error
 
-    def commit(self, member: str, generation: int, *, version: int = 8) -> OffsetCommitReply:
-        return self._ask(OffsetCommit, version, MemberId(member), None, generation)
+    def commit(
+        self, member: str, generation: int, *, version: int = 8, instance: str | None = None
+    ) -> OffsetCommitReply:
+        return self._ask(OffsetCommit, version, MemberId(member), instance, generation)
 
     def txn_commit(self, member: str, generation: int, *, instance: str | None = None) -> OffsetCommitReply:
         return self._ask(TxnOffsetCommit, MemberId(member), instance, generation)

@@ -7,13 +7,12 @@ decision cannot be mistaken for the effect of a timeout.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 from uuid import UUID
 
 from gateway.coordinator.consumer.handoff import draining
 from gateway.coordinator.consumer.machine import step
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeatReply
-from gateway.coordinator.consumer.offsets import commit_refusal
-from gateway.coordinator.facts import MemberId
 from gateway.coordinator.handoff import Drained, HandoffEnd, HandoffEnded, HandoffMode, HandoffSettings
 from gateway.coordinator.machine import Event, Tick
 from gateway.coordinator.requests import HandoffProgress
@@ -79,8 +78,8 @@ class PlayedReaders(Readers):
 
     def commit(self, *names: str, only: Iterable[Partition] | None = None) -> None:
         for name in names:
-            refused = commit_refusal(self._scene.group, 9, MemberId(name), None, self.readers[name].epoch)
-            assert refused is None, refused
+            refused = self._scene.commit(name, self.readers[name].epoch).error
+            assert refused is ErrorCode.NONE, refused
             self.committed.update(self.to_commit(name, only))
 
     def leave(self, *names: str) -> None:
@@ -172,10 +171,8 @@ class _Told(Scene):
         super().__init__(topics, settings)
         self.ended: list[HandoffEnd] = []
 
-    def play(self, event: Event) -> ConsumerGroupHeartbeatReply | None:
+    def play(self, event: Event) -> Any:
         taken = step(self.group, event, self.cluster, self.now_ms, self.settings)
         self.ended += [fact.reason for fact in taken.facts if isinstance(fact, HandoffEnded)]
         self.group: ConsumerGroup = taken.group
-        reply = taken.replies[0][1] if taken.replies else None
-        assert reply is None or isinstance(reply, ConsumerGroupHeartbeatReply)
-        return reply
+        return taken.replies[0][1] if taken.replies else None

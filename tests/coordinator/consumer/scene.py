@@ -14,6 +14,7 @@ from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeart
 from gateway.coordinator.consumer.partitions import Partitions, partitions_of
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ClusterChanged, ConnectionId, RequestId, Tick
+from gateway.coordinator.requests import OffsetCommit, OffsetCommitReply, TxnOffsetCommit
 from gateway.coordinator.settings import ConsumerSettings
 from protocol.errors import ErrorCode
 
@@ -65,6 +66,20 @@ class Scene:
     def topics_changed(self, topics: dict[str, int]) -> None:
         self.set_topics(topics)
         self.play(ClusterChanged())
+
+    def commit(self, member: str, epoch: int, held: Named | None = None, *, version: int = 9) -> OffsetCommitReply:
+        pairs = tuple((topic_id(name), index) for name, indexes in (held or {}).items() for index in sorted(indexes))
+        reply: OffsetCommitReply = self.play(
+            OffsetCommit(RequestId(1), ConnectionId("c"), version, MemberId(member), None, epoch, pairs)
+        )
+        return reply
+
+    def txn_commit(self, member: str, epoch: int, held: Named) -> OffsetCommitReply:
+        pairs = tuple((topic_id(name), index) for name, indexes in held.items() for index in sorted(indexes))
+        reply: OffsetCommitReply = self.play(
+            TxnOffsetCommit(RequestId(1), ConnectionId("c"), MemberId(member), None, epoch, pairs)
+        )
+        return reply
 
     def heartbeat(
         self, member: str, epoch: int, owned: Named | None = None, **more: Any

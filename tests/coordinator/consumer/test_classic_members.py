@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.coordinator.consumer.model import ConsumerGroup, MemberState
-from gateway.coordinator.consumer.offsets import commit_refusal, fetch_refusal
+from gateway.coordinator.consumer.offsets import fetch_refusal
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.requests import OffsetCommitReply
 from gateway.coordinator.settings import MigrationPolicy
@@ -233,8 +233,8 @@ def test_the_assignment_is_of_the_version_that_the_member_speaks(version: int):
 
 def test_commit_without_an_id_is_unknown_and_not_fenced():
     scene, epoch = settled(instance="i")
-    assert commit_refusal(scene.group, 8, MemberId("x"), "i", epoch) is FENCED
-    assert commit_refusal(scene.group, 8, MemberId(""), "i", epoch) is UNKNOWN
+    assert scene.commit("x", epoch, instance="i").error is FENCED
+    assert scene.commit("", epoch, instance="i").error is UNKNOWN
 
 
 def test_heartbeat_errors():
@@ -376,7 +376,7 @@ def test_transactional_commit_at_another_epoch_is_an_illegal_generation():
     before = scene.group
     for member in ("a", "k"):
         reply = scene.txn_commit(member, epoch)
-        assert reply == OffsetCommitReply(NONE, by_member_epoch=True, stale=ILLEGAL)
+        assert reply == OffsetCommitReply(NONE, by_member_epoch=True, stale=ILLEGAL, member_epoch=epoch)
         for said in (epoch - 1, epoch + 1, -1):
             assert scene.txn_commit(member, said).error is ILLEGAL
     assert scene.txn_commit("x", epoch).error is UNKNOWN

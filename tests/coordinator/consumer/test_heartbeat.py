@@ -37,6 +37,54 @@ def both() -> Scene:
     return scene
 
 
+def test_commit_at_an_older_epoch_is_accepted_for_partitions_held_since():
+    """A heartbeat advances the member's epoch while the member's commit is under way (KIP-1251)."""
+    scene = both()
+    none, stale = ErrorCode.NONE, ErrorCode.STALE_MEMBER_EPOCH
+    assert scene.commit("a", 1, {"t": {0, 1}}).error is none
+    assert scene.commit("a", 1, {"t": {2}}).error is stale, "b owns it"
+    scene.heartbeat("b", -1)
+    assert scene.beat("a", 2) == (3, ALL)
+    for held, epoch, error in (
+        ({"t": {0, 1}}, 3, none),
+        ({"t": {0, 1}}, 2, none),
+        ({"t": {0, 1}}, 1, none),
+        ({"t": {0, 1}}, 0, stale),
+        ({"t": {0, 1}}, 4, stale),
+        ({"t": {0, 1}}, -1, stale),
+        ({"t": {2}}, 3, none),
+        ({"t": {2}}, 2, stale),
+        ({"t": {0, 2}}, 2, stale),
+        ({"t": {0}, "u": {0}}, 2, stale),
+        ({}, 2, stale),
+    ):
+        assert scene.commit("a", epoch, held).error is error, (held, epoch)
+        refused = scene.txn_commit("a", epoch, held).error
+        assert refused is (none if error is none else ErrorCode.ILLEGAL_GENERATION), (held, epoch)
+    assert scene.commit("a", 2, {"t": {0}}).member_epoch == 3, "Postgres knows only the newest epoch"
+    assert scene.commit("a", 2, {"t": {0}}, version=8).error is ErrorCode.UNSUPPORTED_VERSION
+
+
+def test_partition_that_is_to_be_revoked_is_committed_at_the_epoch_of_its_assignment():
+    scene = both()
+    scene.heartbeat("b", -1)
+    assert scene.beat("a", 2, ALL) == (3, ALL)
+    assert scene.beat("a", 3, ALL) == (3, None)
+    scene.join("b")
+    assert scene.beat("a", 3) == (3, {"t": {0, 1}})
+    assert scene.commit("a", 3, {"t": {2, 3}}).error is ErrorCode.NONE
+    assert scene.beat("a", 3, {"t": {0, 1}}) == (4, None)
+    assert scene.commit("a", 3, {"t": {0, 1}}).error is ErrorCode.NONE
+    assert scene.commit("a", 3, {"t": {2, 3}}).error is ErrorCode.STALE_MEMBER_EPOCH, "it has released them"
+
+
+def test_member_that_joins_again_commits_nothing_at_its_old_epoch():
+    scene = both()
+    scene.join("a")
+    assert scene.commit("a", 2, {"t": {0}}).error in (ErrorCode.NONE, ErrorCode.STALE_MEMBER_EPOCH)
+    assert scene.commit("a", 1, {"t": {0}}).error is ErrorCode.STALE_MEMBER_EPOCH
+
+
 def test_the_first_member_gets_everything_at_once():
     scene = Scene()
     assert state_of(scene.group) is GroupState.EMPTY
