@@ -315,12 +315,6 @@ MUTANTS: Sequence[Mutant] = (
         store=Store.SEGMENTS,
     ),
     Mutant(
-        "a name is free while another node serves the deleted topic",
-        [Edit("storage/functions/catalog.sql", "d.deleted_at is not null and d.name", "false and d.name")],
-        ("topics that are created again keep their records",),
-        ("cut_a_node_off_postgres", "lose_notifications"),
-    ),
-    Mutant(
         "an offset above the known end is out of range",
         [
             Edit(
