@@ -314,18 +314,6 @@ MUTANTS: Sequence[Mutant] = (
         ("cut_power",),
         store=Store.SEGMENTS,
     ),
-    Mutant(
-        "an offset above the known end is out of range",
-        [
-            Edit(
-                "gateway/log/tail.py",
-                "is_known = offset <= known.high_watermark and partition",
-                "is_known = partition",
-            )
-        ],
-        ("members read forward",),
-        ("kill_a_node", "stop_a_node", "lose_notifications"),
-    ),
 )
 
 
