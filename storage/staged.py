@@ -6,16 +6,19 @@ and deletes them in the same Postgres transaction. So a crash at any point leave
 The records of a large transaction are read and written in pieces, so that they need little memory. All of it is one
 Postgres transaction, which locks the partitions only at its end (`written_chunks.py`).
 
-A place is drawn a moment before it becomes visible, so a later place may be visible first. A place that was skipped is
-a gap: it is looked up by itself until it appears, or until every transaction that could have drawn it has ended. The
-search so never walks over rows that were deleted, which a long transaction of some user keeps from being vacuumed.
+A place is drawn before it becomes visible, so a later place may be visible first. A place that was skipped is a gap. It
+is looked up by itself until it appears, or until every transaction that may have drawn it has ended. When one of these
+transactions has ended, the gap is looked up before anything later is appended, because a later transaction may have
+waited for that one. A scan of all places would walk over deleted rows, which Postgres cannot vacuum while some
+transaction of a user is long.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
@@ -36,13 +39,11 @@ BYTES_AT_ONCE = 8 * 1024 * 1024
 RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 """How long a postponed transaction waits, doubled each time."""
 
-RECENT_PLACES = 1_000
-"""Places below the last that a new owner looks up one by one: more than a server has sessions that commit at once."""
-YOUNG_GAP_S = 1.0
-OLD_GAP_INTERVAL_S = 0.5
-DEEP_LOOK_INTERVAL_S = 30.0
-"""Interval of looks at all places, until every transaction has ended that was running when the owner began."""
+FIRST_GAPS = 64
+"""So many gaps, the newest, are looked up together with new places. The others need a statement of their own."""
 MAX_GAPS = 10_000
+
+_NO_PLACE = 2**63 - 1
 
 TIMEOUT_S = 15
 
@@ -83,10 +84,25 @@ class StagedRecord(NamedTuple):
 
 @dataclass(slots=True)
 class _Gap:
-    since_s: float
-    looked_s: float
+    """One place, or several, that may become visible although a later one is visible."""
+
     bound: int | None = None
-    """Transactions from this one on began after the gap was found."""
+    """Every transaction that may have drawn the place has a lower number. None: not known yet."""
+    drawers: frozenset[int] | None = None
+    """Those of these transactions that were running when the place was last looked up. None: it was not looked up since
+    the bound is known."""
+
+    def is_due(self, running: frozenset[int]) -> bool:
+        """Return whether the place may have become visible, if these transactions still run."""
+        return self.drawers is None or not self.drawers <= running
+
+    def looked_up(self, running: frozenset[int]) -> bool:
+        """Note that the place is not visible while these transactions run. Return whether it may still become so."""
+        if self.bound is None:
+            return True
+        bound = self.bound
+        self.drawers = frozenset(xid for xid in running if xid < bound)
+        return bool(self.drawers)
 
 
 class StagedRecords:
@@ -96,12 +112,15 @@ class StagedRecords:
         self._connection = connection
         self._guard = database.guard
         self._last_seq = 0
+        self._horizon = 0
+        """The last place that was drawn when this session became the owner. Up to it, no place becomes a gap."""
         self._gaps: dict[int, _Gap] = {}
+        """Maps each gap's place to the gap. The newest gap is the last."""
+        self._rest: _Gap | None = None
+        """Stands for all other places before the last one, while one of them may become visible."""
         self._waiting: dict[int, StagedTransaction] = {}
         self._postponed: dict[int, tuple[float, float]] = {}
         """Maps a transaction's xid to the time until which it waits, and to the length of that wait."""
-        self._deep_until: int | None = None
-        self._deep_s = 0.0
 
     @classmethod
     async def open(cls, database: Database, notified: Callable[[], None]) -> StagedRecords:
@@ -142,12 +161,8 @@ class StagedRecords:
         async with translated_errors():
             if not await self._connection.fetchval(statement("try_own_staged")):
                 return False
-            horizon = await self._connection.fetchrow(statement("staged_horizon"))
-        now_s = asyncio.get_running_loop().time()
-        self._deep_until, self._deep_s = horizon["xmax"], now_s
-        first = max(1, horizon["last_seq"] - RECENT_PLACES)
-        for seq in range(first, horizon["last_seq"] + 1):
-            self._gaps[seq] = _Gap(now_s, now_s, horizon["xmax"])
+            self._horizon = await self._connection.fetchval(statement("last_staged_place"))
+            self._rest = _Gap(await self._connection.fetchval(statement("next_xid")))
         return True
 
     async def foreign_owner(self) -> tuple[int, str] | None:
@@ -168,65 +183,73 @@ class StagedRecords:
 
     async def look(self) -> Sequence[StagedTransaction]:
         """Return the next transactions to append, in the order of their commits, within the bounds of one append."""
-        now_s = asyncio.get_running_loop().time()
-        wanted = self._due_gaps(now_s)
-        behind = self._last_seq
-        if (self._deep_until is not None and now_s - self._deep_s >= DEEP_LOOK_INTERVAL_S) or behind == 0:
-            behind, self._deep_s = 0, now_s
-        async with translated_errors():
-            rows = await self._connection.fetch(
-                statement("staged_commits"), behind, wanted, TRANSACTIONS_AT_ONCE, RECORDS_AT_ONCE
-            )
-        self._note(rows, wanted, now_s, deep=behind == 0)
+        asked = set(islice(reversed(self._gaps), FIRST_GAPS))
+        rows = await self._look_up(self._last_seq, asked)
+        running = _running(rows)
+        self._note(rows, asked)
+        due = [seq for seq, gap in self._gaps.items() if seq not in asked and gap.is_due(running)]
+        self._note_new_gaps(rows)
+        # A transaction that the first statement shows may have waited for one that only the following statements show.
+        if due:
+            self._note(await self._look_up(_NO_PLACE, due), due)
+        if self._rest is not None and self._rest.is_due(running):
+            await self._look_at_all(self._rest)
         return self._next()
 
-    def _due_gaps(self, now_s: float) -> list[int]:
-        due: list[int] = []
-        for seq, gap in self._gaps.items():
-            if now_s - gap.since_s < YOUNG_GAP_S or now_s - gap.looked_s >= OLD_GAP_INTERVAL_S:
-                gap.looked_s = now_s
-                due.append(seq)
-        return due
+    async def _look_up(self, behind: int, gaps: Collection[int]) -> Sequence[Row]:
+        async with translated_errors():
+            return await self._connection.fetch(
+                statement("staged_commits"), behind, gaps, TRANSACTIONS_AT_ONCE, RECORDS_AT_ONCE
+            )
 
-    def _note(self, rows: Sequence[Row], wanted: Sequence[int], now_s: float, *, deep: bool) -> None:
-        """Take over what a look has found. Each row shows the look's snapshot, also if it shows no transaction."""
-        xmin, xmax = rows[0]["xmin"], rows[0]["xmax"]
-        found: set[int] = set()
+    async def _look_at_all(self, rest: _Gap) -> None:
+        """Look at all places up to the last one."""
+        behind = 0
+        while True:
+            rows = await self._look_up(behind, [])
+            if behind == 0 and not rest.looked_up(_running(rows)):
+                self._rest = None
+            found = [row for row in rows if row["seq"] is not None and row["seq"] <= self._last_seq]
+            self._note(found, [])
+            if len(found) < TRANSACTIONS_AT_ONCE:
+                return
+            behind = found[-1]["seq"]
+
+    def _note(self, rows: Sequence[Row], asked: Collection[int]) -> None:
+        """Take over the transactions that a statement has found, and forget those of the asked gaps that stay empty."""
         for row in rows:
             seq = row["seq"]
-            if seq is not None:
-                found.add(seq)
-                if seq not in self._waiting:
-                    self._waiting[seq] = StagedTransaction(
-                        seq, row["xid"], row["record_count"], row["size_bytes"], row["creates"]
-                    )
-                self._gaps.pop(seq, None)
-        self._note_bounds(wanted, xmin, xmax)
-        if deep and self._deep_until is not None and self._deep_until <= xmin:
-            self._deep_until = None
-        last = max(found, default=0)
-        if last > self._last_seq:
-            # A session that has just begun looks up the places below its first one by itself.
-            if self._last_seq:
-                for seq in range(max(self._last_seq + 1, last - MAX_GAPS), last):
-                    if seq not in found:
-                        self._gaps[seq] = _Gap(now_s, now_s)
-            self._last_seq = last
-        while len(self._gaps) > MAX_GAPS:
-            # The oldest are most probably those of transactions that failed. A look at all places finds the others.
-            del self._gaps[next(iter(self._gaps))]
-            self._deep_until = 2**62
-
-    def _note_bounds(self, wanted: Sequence[int], xmin: int, xmax: int) -> None:
-        """Forget the wanted gaps whose transactions are over, as far as the snapshot shows."""
-        for seq in wanted:
-            gap = self._gaps.get(seq)
-            if gap is None:
+            if seq is None:
                 continue
-            if gap.bound is None:
-                gap.bound = xmax
-            elif gap.bound <= xmin:
+            self._gaps.pop(seq, None)
+            if seq not in self._waiting:
+                self._waiting[seq] = StagedTransaction(
+                    seq, row["xid"], row["record_count"], row["size_bytes"], row["creates"]
+                )
+        if not asked:
+            return
+        running = _running(rows)
+        for seq in asked:
+            gap = self._gaps.get(seq)
+            if gap is not None and not gap.looked_up(running):
                 del self._gaps[seq]
+
+    def _note_new_gaps(self, rows: Sequence[Row]) -> None:
+        found = {row["seq"] for row in rows if row["seq"] is not None}
+        last = max(found, default=0)
+        behind = max(self._last_seq, self._horizon)
+        first = max(behind + 1, last - MAX_GAPS)
+        overflows = first > behind + 1
+        for seq in range(first, last):
+            if seq not in found:
+                self._gaps[seq] = _Gap()
+        self._last_seq = max(self._last_seq, last)
+        while len(self._gaps) > MAX_GAPS:
+            # The oldest are most probably those of transactions that failed.
+            del self._gaps[next(iter(self._gaps))]
+            overflows = True
+        if overflows:
+            self._rest = _Gap()
 
     def _next(self) -> list[StagedTransaction]:
         chosen: list[StagedTransaction] = []
@@ -302,9 +325,19 @@ class StagedRecords:
     def _settle(self, transactions: Sequence[StagedTransaction], asked: int, decided: Row | None) -> None:
         if decided is not None and decided["transaction_id"] is not None:
             self._guard.acknowledged(asked, decided["transaction_id"], decided["written_lsn"])
+            self._bound_gaps(decided["transaction_id"])
         for transaction in transactions:
             self._waiting.pop(transaction.seq, None)
             self._postponed.pop(transaction.xid, None)
+
+    def _bound_gaps(self, xid: int) -> None:
+        """Note a transaction that began after the newest gaps were found, and so after their places were drawn."""
+        for gap in reversed(self._gaps.values()):
+            if gap.bound is not None:
+                break
+            gap.bound = xid
+        if self._rest is not None and self._rest.bound is None:
+            self._rest.bound = xid
 
     async def _append_small(
         self,
@@ -332,6 +365,12 @@ class StagedRecords:
 def _arguments(group: AppendGroup) -> tuple[object, ...]:
     records = [b"".join(group.buffers(candidate)) for candidate in range(len(group.candidates))]
     return group.arguments(wait=True, records=records)
+
+
+def _running(rows: Sequence[Row]) -> frozenset[int]:
+    """Return the transactions that had begun and not ended when these rows were read."""
+    snapshot: str = rows[0]["snapshot"]
+    return frozenset(int(xid) for xid in snapshot.split(":")[2].split(",") if xid)
 
 
 def _staged_records(rows: Sequence[Row]) -> list[StagedRecord]:

@@ -49,12 +49,11 @@ select setval('staged_awake', $1::bigint);
 -- name: staged_commits
 -- Transactions of $2 that have committed since, and at most $3 transactions behind $1, in the order of their commits.
 -- Each has the size of its staged records, and whether a topic may have to be created. At most $4 + 1 records of a
--- transaction are counted, so that a very large one takes no longer. xmin and xmax are of the same snapshot: every
--- transaction below xmin has ended, and transactions from xmax on had not begun. Without any such transaction there is
--- one row, whose seq is null. Two branches, because the index serves no "or".
+-- transaction are counted, so that a very large one takes no longer. `snapshot` is the statement's own, as text, which
+-- costs less than an array. Without any such transaction there is one row, whose seq is null. Two branches, because the
+-- index serves no "or".
 select
-    pg_snapshot_xmin(s.snapshot)::text::bigint as xmin, pg_snapshot_xmax(s.snapshot)::text::bigint as xmax,
-    found.seq, found.xid, found.record_count, found.size_bytes, found.creates
+    s.snapshot::text as snapshot, found.seq, found.xid, found.record_count, found.size_bytes, found.creates
 from (select pg_current_snapshot() as snapshot) s
 left join (
     select c.seq, c.xid, sized.record_count, sized.size_bytes, sized.creates
@@ -152,10 +151,10 @@ select place_written($1, $2, $3);
 -- Delete a transaction's place and return it.
 delete from staged_commit c where c.seq = $1 returning c.seq;
 
--- name: staged_horizon
--- Every transaction below the first number has ended, and transactions from the second number on had not begun. The
--- third value is the last place that any transaction has drawn.
-select
-    pg_snapshot_xmin(s.snapshot)::text::bigint as xmin, pg_snapshot_xmax(s.snapshot)::text::bigint as xmax,
-    (select q.last_value from staged_commit_seq q) as last_seq
-from (select pg_current_snapshot() as snapshot) s;
+-- name: last_staged_place
+-- The last place that any transaction has drawn.
+select coalesce(pg_sequence_last_value('sluice.staged_commit_seq'), 0) as last_seq;
+
+-- name: next_xid
+-- A number greater than that of every transaction that has begun.
+select pg_current_xact_id()::text::bigint as xid;
