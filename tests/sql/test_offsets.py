@@ -106,7 +106,7 @@ async def test_fenced_commits_fail_the_transaction(
     [
         ("read committed", "", "SL001"),
         ("read committed", "set constraints all immediate", "SL001"),
-        # The transaction's snapshot shows the former generation, so Postgres itself refuses the lock of the group's row.
+        # The snapshot shows the former generation, so Postgres itself refuses to lock the group's row.
         ("repeatable read", "", "40001"),
         ("serializable", "", "40001"),
     ],
