@@ -205,7 +205,8 @@ def run(
             "topics created and deleted": work.churn.rounds,
             "SQL transactions acknowledged": work.door.committed,
             "deliveries of the share group": len(history.of(Delivered)),
-            "records transferred by Java": work.transfers.transferred_by_java,
+            "records transferred by Java": work.transfers.transferred[JAVA],
+            "records transferred by franz-go": work.transfers.transferred[FRANZ_GO],
             "records transferred by aiokafka": 0 if work.assigned is None else work.assigned.transferred,
         }
         | {

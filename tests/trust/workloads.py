@@ -15,6 +15,7 @@ import random
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ from tests.trust.franz import FranzGo
 from tests.trust.history import History, Observed, Outcome, Produced, Quantity, Transferred
 from tests.trust.java import Java
 from tests.trust.members import (
+    FRANZ_GO,
     JAVA,
     KAFKA_PYTHON,
     LIBRDKAFKA,
@@ -58,7 +60,7 @@ STUCK_S = 75.0
 a new one.
 """
 LIFE_S = 30.0
-"""How long one transactional client of Java may run."""
+"""How long one transactional client of another language may run."""
 ABORTED = 0.03
 """Share of its transactions that a worker aborts after it has sent everything."""
 
@@ -114,10 +116,11 @@ class Clients:
     java: Java | None = None
     franz_go: FranzGo | None = None
 
-    def _process(self, kind: str) -> ForeignProcess:
-        process = self.java if kind == JAVA else self.franz_go
-        assert process is not None
-        return process
+    @property
+    def foreign(self) -> Mapping[str, ForeignProcess]:
+        """Return the processes for clients in other languages by the kind of their clients."""
+        processes = ((JAVA, self.java), (FRANZ_GO, self.franz_go))
+        return {kind: process for kind, process in processes if process is not None}
 
     def sender(self, kind: str, settings: Sending) -> Sender:
         match kind:
@@ -126,7 +129,7 @@ class Clients:
             case "aiokafka":
                 return AiokafkaSender(settings)
             case "Java" | "franz-go":
-                return ForeignSender(settings, self._process(kind))
+                return ForeignSender(settings, self.foreign[kind])
             case _:
                 return LibrdkafkaSender(settings)
 
@@ -138,7 +141,7 @@ class Clients:
             case "aiokafka":
                 AiokafkaMember(life, membership).live()
             case "Java" | "franz-go":
-                ForeignMember(life, membership, self._process(kind)).live()
+                ForeignMember(life, membership, self.foreign[kind]).live()
             case _:
                 LibrdkafkaMember(life, membership).live()
 
@@ -297,8 +300,8 @@ class Transfers(Workload):
         super().__init__(self.group)
         self.source, self.target, self.bootstrap = source, target, clients.bootstrap
         self._clients, self._partitions = clients, partitions
-        self.transferred_by_java = 0
-        """Number of source records whose transaction Java committed."""
+        self.transferred: Counter[str] = Counter()
+        """Number of source records whose transaction a client of this kind of another language committed."""
         for number in range(workers):
             self._thread(lambda number=number: self._run(number), f"{self.group}-w{number}")
 
@@ -310,8 +313,9 @@ class Transfers(Workload):
         beyond the timeout of the call. The next worker has the same transactional id and fences the abandoned one.
         """
         while not self._stopping.is_set():
-            if self._clients.java is not None and (number % 2 or LIBRDKAFKA not in self._clients.kinds):
-                self._live_in_java(self._clients.java, number)
+            foreign = list(self._clients.foreign)
+            if foreign and (number % 2 or LIBRDKAFKA not in self._clients.kinds):
+                self._live_elsewhere(self.chance.choice(foreign), number)
                 continue
             worker = _Worker(self, number, self._partitions)
             life = threading.Thread(target=worker.work, args=(self._stopping,), name=self.group, daemon=True)
@@ -321,22 +325,23 @@ class Transfers(Workload):
             if not life.is_alive() and worker.failure is not None:
                 raise worker.failure
 
-    def _live_in_java(self, java: Java, number: int) -> None:
-        """Run a worker of Java for at most LIFE_S. An error ends the worker, and the next one follows."""
-        worker = java.start(
+    def _live_elsewhere(self, kind: str, number: int) -> None:
+        """Run a worker of another language for at most LIFE_S. An error ends the worker, and the next one follows."""
+
+        def transferred(event: Sequence[str]) -> None:
+            self.transferred[kind] += int(event[2])
+
+        worker = self._clients.foreign[kind].start(
             *("transfer", self.group, self.source, self.target, f"{self.group}-{number}", self._partitions),
             *(self.chance.randrange(2**31), ABORTED),
-            on_event=self._transferred,
+            on_event=transferred,
         )
         ends_s = time.monotonic() + self.chance.uniform(5, LIFE_S)
         while not (self._stopping.is_set() or time.monotonic() > ends_s) and not worker.wait(0.5):
             pass
         worker.stop()
         if not worker.wait(FINISH_S):
-            raise WorkloadError(f"{self.group}: Java's worker {number} does not end")
-
-    def _transferred(self, event: Sequence[str]) -> None:
-        self.transferred_by_java += int(event[2])
+            raise WorkloadError(f"{self.group}: the worker {number} of {kind} does not end")
 
 
 class _Worker:

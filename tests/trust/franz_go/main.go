@@ -1,4 +1,5 @@
-// Command franz_go runs all clients of franz-go in one process: producers, and members of groups.
+// Command franz_go runs all clients of franz-go in one process: producers, members of groups, and clients that copy
+// records in transactions.
 //
 // Standard input has one command per line, standard output one event per line. Fields are separated by tabs. The second
 // field is the id that the caller gave to the client. tests/trust/franz.py is the caller, and Clients.java speaks the
@@ -9,6 +10,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"math/rand"
 	"os"
 	"strconv"
 	"strings"
@@ -30,7 +32,12 @@ const (
 	// longestOutage is how long a record may wait for a node.
 	longestOutage = 900 * time.Second
 	maxPolled     = 500
-	maxWaiting    = 10_000
+	// transactionTime is how long a transaction may stay open, and transferAtOnce how many records it copies.
+	transactionTime = 30 * time.Second
+	transferAtOnce  = 50
+	// endTime is how long the end of a transaction may take. Afterwards the client is not used any more.
+	endTime    = 60 * time.Second
+	maxWaiting = 10_000
 )
 
 var (
@@ -42,7 +49,7 @@ var codecs = map[string]kgo.CompressionCodec{
 	"none": kgo.NoCompression(), "lz4": kgo.Lz4Compression(), "zstd": kgo.ZstdCompression(),
 }
 
-// client is one producer or member.
+// client is one producer, member or transfer.
 type client interface {
 	command(words []string)
 	stop()
@@ -59,6 +66,8 @@ func main() {
 			clients[words[1]] = startProducer(words)
 		case "member":
 			clients[words[1]] = startMember(words)
+		case "transfer":
+			clients[words[1]] = startTransfer(words)
 		case "stop":
 			clients[words[1]].stop()
 		default:
@@ -342,4 +351,92 @@ func (m *member) commit(partitions []int32) {
 		}
 		say("committed", m.id, partition, offset.Offset, invoked, now(), outcome)
 	}
+}
+
+// transfer copies records in transactions. Its command is: transfer, id, group, source, target, transactional.id,
+// partitions of the target, seed, share of aborts.
+//
+// After an abort the session reads again from the committed offsets. An error ends the client, and the caller starts the
+// next one.
+type transfer struct {
+	id, target string
+	partitions int
+	aborted    float64
+	chance     *rand.Rand
+	session    *kgo.GroupTransactSession
+	stopping   atomic.Bool
+}
+
+func startTransfer(words []string) client {
+	aborted, err := strconv.ParseFloat(words[8], 64)
+	if err != nil {
+		panic(err)
+	}
+	t := &transfer{
+		id: words[1], target: words[4], partitions: number(words[6]), aborted: aborted,
+		chance: rand.New(rand.NewSource(int64(number(words[7])))),
+	}
+	session, err := kgo.NewGroupTransactSession(append(common(words[5]),
+		kgo.TransactionalID(words[5]),
+		kgo.TransactionTimeout(transactionTime),
+		kgo.RecordPartitioner(kgo.ManualPartitioner()),
+		kgo.RecordDeliveryTimeout(transactionTime),
+		kgo.ConsumerGroup(words[2]),
+		kgo.ConsumeTopics(words[3]),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
+		kgo.Balancers(kgo.CooperativeStickyBalancer()),
+		kgo.HeartbeatInterval(500*time.Millisecond),
+		kgo.SessionTimeout(15*time.Second),
+		kgo.FetchMaxWait(500*time.Millisecond),
+	)...)
+	if err != nil {
+		panic(err)
+	}
+	t.session = session
+	go t.live()
+	return t
+}
+
+func (t *transfer) command(words []string) { panic(words[0]) }
+
+func (t *transfer) stop() { t.stopping.Store(true) }
+
+func (t *transfer) live() {
+	var err error
+	for err == nil && !t.stopping.Load() {
+		ctx, cancel := context.WithTimeout(context.Background(), pollTime)
+		records := t.session.PollRecords(ctx, transferAtOnce).Records()
+		cancel()
+		if len(records) > 0 {
+			err = t.copy(records)
+		}
+	}
+	t.session.Close()
+	end(t.id, err)
+}
+
+// copy copies the records in one transaction. It returns an error if the client must not be used any more.
+func (t *transfer) copy(records []*kgo.Record) error {
+	ctx, cancel := context.WithTimeout(context.Background(), endTime)
+	defer cancel()
+	if err := t.session.Begin(); err != nil {
+		return err
+	}
+	produced := kgo.AbortingFirstErrPromise(t.session.Client())
+	for _, record := range records {
+		partition := int32(number(string(record.Value)) % t.partitions)
+		result := &kgo.Record{Topic: t.target, Partition: partition, Value: record.Value}
+		t.session.Produce(ctx, result, produced.Promise())
+	}
+	failed := produced.Err()
+	commit := kgo.TransactionEndTry(failed == nil && t.chance.Float64() >= t.aborted)
+	committed, err := t.session.End(ctx, commit)
+	if err != nil {
+		return err
+	}
+	if committed {
+		say("transferred", t.id, len(records))
+	}
+	return failed
 }
