@@ -39,8 +39,8 @@ class ProducerStore:
             return producer_id
 
     async def expire(self, idle_ms: int, limit: int) -> int:
-        """Remove about `limit` producers that were idle for more than `idle_ms` by Postgres' clock. Return their
-        number.
+        """Remove about `limit` producers that were idle for more than `idle_ms` by Postgres' clock and have no open
+        transaction. Return their number.
 
         Upstream: producer.id.expiration.ms. A removed producer may continue with any sequence.
         """

@@ -11,6 +11,7 @@ import pytest
 
 from storage.log import LogStore
 from storage.pool import Database
+from storage.producers import ProducerStore
 from storage.topics import TopicStore
 from storage.transactions import EndedTransaction, ProducerRecord, TransactionStore
 from storage.types import (
@@ -334,6 +335,21 @@ async def test_idle_transactional_ids_are_forgotten_unless_a_transaction_is_open
     await transactions.save(await transactions.read("young"), replace(FIRST, producer_id=4002))
     assert await transactions.expire(7 * 86_400_000, 100) == 1
     assert [each.transactional_id for each in await transactions.list_behind("", 10)] == ["open", "young"]
+
+
+async def test_a_producer_with_an_open_transaction_is_not_forgotten(
+    database: Database, log: LogStore, key: PartitionKey, transactions: TransactionStore, sql: asyncpg.Connection
+) -> None:
+    """Otherwise a repeated batch is appended twice, or the next batch is refused, because it does not begin at 0."""
+    assert await transactions.save(await transactions.read("a"), FIRST)
+    assert await transactions.add(await transactions.read("a"), [key], begins_at_zero=True)
+    await log.append([transactional(key, 0)])
+    await sql.execute("update producer_state set appended_at = now() - interval '1 hour'")
+    assert await ProducerStore(database).expire(60_000, 100) == 0
+    assert await log.append([transactional(key, 1)]) == [Appended(1, 0, 0, open_since_offset=0)]
+    await end(transactions, "a", committed=True)
+    await sql.execute("update producer_state set appended_at = now() - interval '1 hour'")
+    assert await ProducerStore(database).expire(60_000, 100) == 1
 
 
 async def test_a_transactions_partitions_and_state_can_be_described(
