@@ -155,7 +155,7 @@ class Transactions:
         def decide(producer: Producer | None, fresh_id: int) -> Decision:
             return rules.initialize(producer, asked, fresh_id)
 
-        return await self._carry_out(transactional_id, decide, "fenced", raises_epoch=True)
+        return await self._carry_out(transactional_id, decide, "fenced", raises_epoch=True, from_first_epoch=True)
 
     async def add(
         self,
@@ -171,8 +171,12 @@ class Transactions:
 
         `named`: the producer has named them. A producer that does not name them begins at sequence 0 in each (KIP-890).
         """
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             read = await self._store.read(transactional_id)
+            if attempt and read.started_ms is None:
+                # The client has repeated the request elsewhere, and has ended its transaction. Another one with the
+                # same epoch would stay open until its timeout, which fences the producer.
+                break
             producer = _producer(read)
             decision = rules.add(producer, producer_id, producer_epoch)
             has_other_id = producer is not None and decision.error is ErrorCode.INVALID_PRODUCER_ID_MAPPING
@@ -375,6 +379,7 @@ class Transactions:
         started_ms: int | None = None,
         raises_epoch: bool = False,
         same_epoch: bool = False,
+        from_first_epoch: bool = False,
     ) -> Producer:
         """Apply a decision and return the producer's new state. Decide again whenever another node has written the row
         in the meantime.
@@ -382,11 +387,14 @@ class Transactions:
         `outcome` belongs to the transaction that the decision ends. `started_ms` identifies the transaction if the
         producer does not end it itself. `raises_epoch`: the decision may use an id that no producer has had.
         `same_epoch`: the producer's next transaction has the same epoch, so the first read identifies the transaction.
+        `from_first_epoch`: raise CONCURRENT_TRANSACTIONS if the epoch has changed since the first read.
         """
         fresh_id = rules.NO_ID
         first_started_ms: int | None = None
+        first: StoredProducer | None = None
         for _ in range(ATTEMPTS):
             read = await self._store.read(transactional_id)
+            first = first or read
             if same_epoch:
                 if asyncio.get_running_loop().time() > self._membership.registered_until_s:
                     # This node was frozen or cut off, so another one may have served the client in the meantime.
@@ -399,6 +407,10 @@ class Transactions:
                 raise KafkaError(ErrorCode.INVALID_TXN_STATE, "the transaction has ended, and another may have begun")
             if same_epoch and read.started_ms is not None and read.started_ms != first_started_ms:
                 raise KafkaError(ErrorCode.INVALID_TXN_STATE, "the transaction has ended, and another has begun")
+            if from_first_epoch and _identity(read) != _identity(first):
+                # The client may have repeated the request elsewhere, and would be fenced by its own first request. A
+                # client that still waits for the answer asks again.
+                break
             producer = _producer(read)
             if raises_epoch and fresh_id == rules.NO_ID:
                 fresh_id = await self._fresh_id(producer)
@@ -505,6 +517,11 @@ class Transactions:
                 aborted=aborted,
             )
             self._listener.appended(marker.partition_key, marker.base_offset + 1)
+
+
+def _identity(read: StoredProducer) -> tuple[int, int] | None:
+    """Return the producer id and epoch, or None if there is no row."""
+    return None if read.record is None else (read.record.producer_id, read.record.producer_epoch)
 
 
 def _producer(read: StoredProducer) -> Producer | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -176,6 +176,73 @@ async def test_an_end_that_another_node_has_carried_out_leaves_the_next_transact
     assert raised.value.code is ErrorCode.INVALID_TXN_STATE
     await write(other, topic, producer, 0)
     assert await committed(other, topic, 1) == ([], [])  # offset 0 is the marker of the first transaction
+
+
+@pytest.mark.parametrize("has_open_transaction", [False, True])
+async def test_an_initialization_that_another_has_overtaken_fences_no_producer(
+    nodes: tuple[DataPlane, DataPlane], monkeypatch: pytest.MonkeyPatch, *, has_open_transaction: bool
+) -> None:
+    slow, other = nodes
+    topic = await slow.create_topic("t")
+    if has_open_transaction:
+        await begin(slow, "a", *keys(topic))
+    store = slow.transactions.store
+    save, end = store.save, store.end
+    later: list[Producer] = []
+
+    async def move_on() -> None:
+        # The client has repeated the request elsewhere, and has begun a transaction.
+        monkeypatch.setattr(store, "save", save)
+        monkeypatch.setattr(store, "end", end)
+        later.append(await begin(other, "a", *keys(topic)))
+
+    async def save_late(read: StoredProducer, record: ProducerRecord) -> bool:
+        await move_on()
+        return await save(read, record)
+
+    async def end_late(
+        read: StoredProducer, record: ProducerRecord, marker: bytes, *, committed: bool, timestamp_ms: int
+    ) -> EndedTransaction | None:
+        await move_on()
+        return await end(read, record, marker, committed=committed, timestamp_ms=timestamp_ms)
+
+    monkeypatch.setattr(store, "save", save_late)
+    monkeypatch.setattr(store, "end", end_late)
+    with pytest.raises(KafkaError) as raised:
+        await slow.transactions.initialize("a", InitProducer(60_000))
+    assert raised.value.code is ErrorCode.CONCURRENT_TRANSACTIONS
+    (producer,) = later
+    await write(other, topic, producer, 0)
+    await other.transactions.end("a", producer.producer_id, producer.producer_epoch, committed=True)
+
+
+async def test_a_partition_that_is_enlisted_late_begins_no_further_transaction(
+    nodes: tuple[DataPlane, DataPlane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, other = nodes
+    topic = await slow.create_topic("t")
+    producer = await slow.transactions.initialize("a", InitProducer(60_000))
+    identity = ("a", producer.producer_id, producer.producer_epoch)
+    add = slow.transactions.store.add
+
+    async def overtaken(
+        read: StoredProducer,
+        partition_keys: Sequence[PartitionKey],
+        group_ids: Sequence[str] = (),
+        *,
+        begins_at_zero: bool = False,
+    ) -> bool:
+        # The client has repeated the request elsewhere, and has ended its transaction.
+        monkeypatch.setattr(slow.transactions.store, "add", add)
+        await other.transactions.add(*identity, keys(topic))
+        await other.transactions.end(*identity, committed=True)
+        return await add(read, partition_keys, group_ids, begins_at_zero=begins_at_zero)
+
+    monkeypatch.setattr(slow.transactions.store, "add", overtaken)
+    with pytest.raises(KafkaError) as raised:
+        await slow.transactions.add(*identity, keys(topic))
+    assert raised.value.code is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert (await other.transactions.store.read("a")).started_ms is None, "otherwise its timeout fences the producer"
 
 
 async def test_repeated_ends_are_carried_out_in_their_order(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
