@@ -59,6 +59,13 @@ class Producer:
         skipped = self.previous_producer_id == NO_ID and NO_EPOCH < self.last_producer_epoch < self.producer_epoch - 1
         return self.last_producer_epoch if skipped else self.producer_epoch
 
+    def is_adopted_from(self, producer_id: int, producer_epoch: int) -> bool:
+        """Return True if this owner began the open transaction in a lost history. The coordinator soon aborts it, and
+        then the owner may continue."""
+        if self.state is not TransactionState.ONGOING or self.owner_epoch == self.producer_epoch:
+            return False
+        return (producer_id, producer_epoch) == (self.producer_id, self.owner_epoch)
+
 
 @dataclass(frozen=True, slots=True)
 class InitProducer:
@@ -108,6 +115,8 @@ def initialize(producer: Producer | None, asked: InitProducer, fresh_id: int) ->
     if asked.names_itself:
         if not ongoing and _is_last(producer, asked.producer_id, asked.producer_epoch):
             return Decision(after=replace(producer, timeout_ms=asked.timeout_ms, state=TransactionState.EMPTY))
+        if producer.is_adopted_from(asked.producer_id, asked.producer_epoch):
+            return Decision(ErrorCode.CONCURRENT_TRANSACTIONS)
         if (asked.producer_id, asked.producer_epoch) != (producer.producer_id, producer.producer_epoch):
             return Decision(ErrorCode.PRODUCER_FENCED)
     after = replace(_at_next_epoch(producer, fresh_id), timeout_ms=asked.timeout_ms, state=TransactionState.EMPTY)
@@ -118,11 +127,13 @@ def initialize(producer: Producer | None, asked: InitProducer, fresh_id: int) ->
 
 def add(producer: Producer | None, producer_id: int, producer_epoch: int) -> Decision:
     """Decide whether partitions or groups may be enlisted (AddPartitionsToTxn, AddOffsetsToTxn); the first one
-    begins the transaction."""
+    begins the transaction. Then the owner knows its epoch, so the last one is forgotten."""
     if error := verify(producer, producer_id, producer_epoch):
         return Decision(error)
     assert producer is not None
-    return Decision(after=replace(producer, state=TransactionState.ONGOING))
+    if producer.state is TransactionState.ONGOING:
+        return Decision(after=producer)
+    return Decision(after=replace(producer, state=TransactionState.ONGOING, last_producer_epoch=NO_EPOCH))
 
 
 def verify(producer: Producer | None, producer_id: int, producer_epoch: int) -> ErrorCode:
@@ -159,6 +170,8 @@ def end_and_raise_epoch(
     At the last epoch the reply reports how its transaction ended: by an end whose answer was lost, or by a time-out.
     """
     if producer is not None and producer.state in _ENDING:
+        return Decision(ErrorCode.CONCURRENT_TRANSACTIONS)
+    if producer is not None and producer.is_adopted_from(producer_id, producer_epoch):
         return Decision(ErrorCode.CONCURRENT_TRANSACTIONS)
     ended = TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT
     if producer is not None and _is_last(producer, producer_id, producer_epoch):

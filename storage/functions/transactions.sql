@@ -92,6 +92,8 @@ begin
     end if;
     update transactional_producer t
     set state      = 'Ongoing',
+        -- The owner of a transaction that begins knows its epoch.
+        last_producer_epoch = case when t.state = 'Ongoing' then t.last_producer_epoch else -1 end,
         started_at = coalesce(t.started_at, clock_timestamp()),
         revision   = t.revision + 1,
         updated_at = clock_timestamp()

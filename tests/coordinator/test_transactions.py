@@ -332,6 +332,24 @@ def test_a_transaction_of_a_lost_history_times_out_for_the_epoch_that_its_owner_
     assert last == Producer(FRESH, 0, 60_000, TransactionState.COMPLETE_ABORT, EPOCH, previous_producer_id=ID)
 
 
+def test_a_transaction_that_began_in_a_new_history_times_out_for_its_epoch() -> None:
+    began = add(IN_A_NEW_HISTORY, ID, EPOCH + 1_000).after
+    after = time_out(began, NO_ID).after
+    assert after == replace(ABORTED, producer_epoch=EPOCH + 1_001, last_producer_epoch=EPOCH + 1_000)
+    assert end_and_raise_epoch(after, ID, EPOCH + 1_000, NO_ID, committed=False) == Decision(after=after)
+
+
+def test_an_owner_waits_until_its_transaction_of_a_lost_history_is_aborted() -> None:
+    adopted = replace(ONGOING, producer_epoch=EPOCH + 1_000, last_producer_epoch=EPOCH)
+    busy = Decision(ErrorCode.CONCURRENT_TRANSACTIONS)
+    assert initialize(adopted, itself(), NO_ID) == busy
+    for committed in (True, False):
+        assert end_and_raise_epoch(adopted, ID, EPOCH, NO_ID, committed=committed) == busy
+    assert initialize(adopted, ASKED, NO_ID).after == replace(
+        TAKEN_OVER, producer_epoch=EPOCH + 1_001, last_producer_epoch=NO_EPOCH
+    ), "another producer need not wait"
+
+
 # --- by property --------------------------------------------------------------------------------------------------
 
 

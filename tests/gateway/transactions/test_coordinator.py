@@ -401,6 +401,30 @@ async def test_producer_continues_under_another_id_after_its_last_epoch(
     assert await committed(other, topic, 0) == ([0, 1, 2, 3, 4, 5, 6], [])
 
 
+async def test_a_transaction_of_a_producer_that_continued_in_a_new_history_times_out_for_its_owner(
+    node: DataPlane, database_url: str
+) -> None:
+    topic = await node.create_topic("t")
+    first = await node.transactions.initialize("p", InitProducer(60_000))
+    sql = await asyncpg.connect(database_url)
+    try:
+        # As adopt_history raises the epochs.
+        await sql.execute(
+            "update sluice.transactional_producer set producer_epoch = producer_epoch + 1000,"
+            " last_producer_epoch = producer_epoch, state = 'CompleteAbort'"
+        )
+    finally:
+        await sql.close()
+    asked = InitProducer(60_000, first.producer_id, first.producer_epoch)
+    producer = await node.transactions.initialize("p", asked)
+    assert producer.producer_epoch == 1000
+    await node.transactions.add("p", producer.producer_id, producer.producer_epoch, keys(topic))
+    await outlive(database_url)
+    assert await node.transactions.abort_overdue() == 1
+    after = await node.transactions.end("p", producer.producer_id, 1000, committed=False, raise_epoch=True)
+    assert after.producer_epoch == 1001
+
+
 async def test_partition_is_not_enlisted_after_its_transactional_id_has_expired(
     node: DataPlane, database_url: str
 ) -> None:
