@@ -373,9 +373,7 @@ def _targets(
     commits: Mapping[TopicPartition, Commit],
 ) -> dict[TopicPartition, int]:
     bounds = log.bounds(cluster, wanted)
-    missing = [f"{topic}[{partition}]" for topic, partition in wanted if (topic, partition) not in bounds]
-    if missing:
-        raise CommandError(f"the log of {', '.join(missing)} does not answer now: run this again")
+    log.demand_answers(wanted, bounds)
     at_time = log.offsets_at(cluster, wanted, given.to_time) if given.to_time is not None else {}
     targets: dict[TopicPartition, int] = {}
     for key in wanted:

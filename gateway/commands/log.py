@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from gateway.commands.client import Cluster
+from gateway.commands.errors import PassingError
 
 TopicPartition = tuple[str, int]
 EARLIEST_MS, LATEST_MS = -2, -1
@@ -23,17 +24,31 @@ def bounds(cluster: Cluster, partitions: Sequence[TopicPartition]) -> dict[Topic
     read."""
     starts = _list_offsets(cluster, partitions, EARLIEST_MS)
     ends = _list_offsets(cluster, partitions, LATEST_MS)
-    return {key: Bounds(starts[key], ends[key]) for key in partitions if key in starts and key in ends}
+    found = {key: Bounds(starts[key], ends[key]) for key in partitions if key in starts and key in ends}
+    return {key: bounds for key, bounds in found.items() if min(bounds) >= 0}
 
 
 def offsets_at(cluster: Cluster, partitions: Sequence[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
-    """Return the offset of the first record at or after a time, without partitions that have no such record."""
-    return _list_offsets(cluster, partitions, timestamp_ms)
+    """Return the offset of the first record at or after a time, without partitions that have no such record.
+
+    Raise PassingError if a partition does not answer. The caller would take that for a partition without such a record.
+    """
+    found = _list_offsets(cluster, partitions, timestamp_ms)
+    demand_answers(partitions, found)
+    return {key: offset for key, offset in found.items() if offset >= 0}
+
+
+def demand_answers(partitions: Sequence[TopicPartition], found: Container[TopicPartition]) -> None:
+    """Raise PassingError if `found` lacks one of the partitions."""
+    missing = [f"{topic}[{partition}]" for topic, partition in partitions if (topic, partition) not in found]
+    if missing:
+        raise PassingError(f"the log of {', '.join(missing)} does not answer now: run this again")
 
 
 def _list_offsets(
     cluster: Cluster, partitions: Sequence[TopicPartition], timestamp_ms: int
 ) -> dict[TopicPartition, int]:
+    """Return the offset of each partition that answers; -1 if it has no record of that time."""
     from protocol.messages.list_offsets import (
         ListOffsetsPartition,
         ListOffsetsRequest,
@@ -60,7 +75,7 @@ def _list_offsets(
             (topic.name, partition.partition_index): partition.offset
             for topic in response.topics
             for partition in topic.partitions
-            if not partition.error_code and partition.offset >= 0
+            if not partition.error_code
         }
     return found
 

@@ -13,7 +13,15 @@ import pytest
 from confluent_kafka import KafkaException, Producer, TopicPartition
 
 from gateway.cli import main
+from gateway.commands.client import Cluster
+from protocol.errors import ErrorCode
 from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from protocol.messages.list_offsets import (
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
 from tests.commands.terminal import Prompt, consume, consumer, produce
 from tests.commands.terminal import sluice as sluice
 from tests.commands.terminal import topic as topic
@@ -210,6 +218,30 @@ def test_a_reset_changes_committed_offsets(
     if new < 4:
         with consumer(gateway, group, topic) as member:
             assert consume(member, 4 - new) == ["a", "b", "c", "d"][new:]
+
+
+def test_a_reset_to_a_time_changes_nothing_if_a_partition_does_not_answer(
+    sluice: Prompt, gateway: GatewayProcess, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = f"g-{uuid.uuid4().hex[:8]}"
+    produce(gateway, topic, 0, ["a", "b", "c", "d"])
+    reset = ("groups", "reset-offsets", group, "--topic", f"{topic}:0")
+    sluice(*reset, "--to-offset", "1", "--execute")
+    ask = Cluster.ask
+
+    def without_times(self: Cluster, response_type: type[Any], request: object, **more: Any) -> Any:
+        response = ask(self, response_type, request, **more)
+        if not isinstance(request, ListOffsetsRequest) or request.topics[0].partitions[0].timestamp < 0:
+            return response
+        # The broker cannot read the records in which the time lies.
+        unread = ListOffsetsPartitionResponse(partition_index=0, error_code=ErrorCode.KAFKA_STORAGE_ERROR)
+        return ListOffsetsResponse(topics=(ListOffsetsTopicResponse(name=topic, partitions=(unread,)),))
+
+    monkeypatch.setattr(Cluster, "ask", without_times)
+    said = sluice(*reset, "--to-time", "1970-01-01T00:00:03", "--execute", code=1)
+    assert f"{topic}[0] does not answer now" in said
+    row, _ = sluice.json("groups", "lag", group, "--by-partition")
+    assert row["committed"] == 1
 
 
 async def test_groups_of_every_type_are_described(sluice: Prompt, gateway: GatewayProcess, topic: str) -> None:
