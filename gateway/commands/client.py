@@ -348,10 +348,10 @@ def _schema(request: object) -> MessageSchema:
 
 
 def refuse(code: int, what: str, *, needs: str = "") -> None:
-    """Raise CommandError if a response's code is an error. `needs` are the options of `sluice acls add` that permit the
-    request."""
+    """Raise CommandError if a response's code is an error, PassingError if the error passes by itself. `needs` are the
+    options of `sluice acls add` that permit the request."""
     if code:
-        raise CommandError(f"{what}: {reason(code, needs=needs)}")
+        raise (PassingError if code in PASSING_CODES else CommandError)(f"{what}: {reason(code, needs=needs)}")
 
 
 def _left(deadline: float) -> float:

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 
-from gateway.commands import log
 from gateway.commands.arguments import DEFAULT_BOOTSTRAP, addresses, seconds
 from gateway.commands.client import Address, Cluster
 from gateway.commands.errors import CommandError, PassingError, remark
@@ -159,8 +158,7 @@ async def _copy_from_position(
         await asyncio.to_thread(ensure_topics, source.cluster, target, topics, _warn)
         await copier.begin(topics)
         if once:
-            ends = await asyncio.to_thread(log.bounds, source.cluster, sorted(copier.progress))
-            await copier.copy_to({key: found.end for key, found in ends.items()})
+            await copier.copy_to(await copier.ends())
         else:
             await copier.follow(LOOK_INTERVAL_S)
         groups = await asyncio.to_thread(copy_groups, source.cluster, target, given.groups, into.translate, _warn)

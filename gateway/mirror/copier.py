@@ -13,7 +13,7 @@ from typing import Protocol, cast
 from uuid import UUID
 
 from gateway.commands import log
-from gateway.commands.errors import CommandError, PassingError
+from gateway.commands.errors import CommandError
 from gateway.commands.log import TopicPartition
 from gateway.mirror.batches import mirrored_batches
 from gateway.mirror.source import Source, SourceTopic
@@ -91,12 +91,20 @@ class Copier:
         }
         if not new:
             return
-        bounds = await asyncio.to_thread(log.bounds, self._source.cluster, sorted(new))
+        bounds = await self._bounds(sorted(new))
         for key, topic in new.items():
-            if key not in bounds:
-                raise PassingError(f"{key[0]}[{key[1]}] of the source does not answer now: run this again")
             position = await self._target.begin(key, topic, bounds[key].start)
             self.progress[key] = Progress(position, position)
+
+    async def ends(self) -> dict[TopicPartition, int]:
+        """Return the present end of each partition. Raise PassingError if a partition does not answer, because a copy
+        without it would look complete."""
+        return {key: found.end for key, found in (await self._bounds(sorted(self.progress))).items()}
+
+    async def _bounds(self, keys: Sequence[TopicPartition]) -> dict[TopicPartition, log.Bounds]:
+        found = await asyncio.to_thread(log.bounds, self._source.cluster, keys)
+        log.demand_answers(keys, found)
+        return found
 
     async def copy_to(self, ends: Mapping[TopicPartition, int]) -> None:
         """Copy until each partition has reached its end. Raise CommandError if a partition makes no progress."""
@@ -155,12 +163,11 @@ class Copier:
         removed them.
         """
         topic, partition = key
-        found = (await asyncio.to_thread(log.bounds, self._source.cluster, [key])).get(key)
-        if found is None or found.start <= progress.next_offset:
-            end = "unknown" if found is None else found.end
+        found = (await self._bounds([key]))[key]
+        if found.start <= progress.next_offset:
             raise CommandError(
-                f"{topic}[{partition}] of the source ends at {end}, before offset {progress.next_offset} that was "
-                "copied: the source has lost records. Delete the topic in the target and mirror it anew"
+                f"{topic}[{partition}] of the source ends at {found.end}, before offset {progress.next_offset} that "
+                "was copied: the source has lost records. Delete the topic in the target and mirror it anew"
             )
         lost = f"offsets {progress.next_offset} to {found.start - 1}"
         self._warn(f"{topic}[{partition}]: {lost} were removed from the source before they were copied")

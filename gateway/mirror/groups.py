@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gateway.commands.client import Cluster
-from gateway.commands.errors import CommandError
+from gateway.commands.errors import CommandError, PassingError
 from gateway.commands.group_views import listed_groups
 from gateway.commands.groups import Commit, commit_offsets, committed
 from gateway.commands.log import TopicPartition
@@ -27,7 +27,8 @@ Translate = Callable[[TopicPartition, int], int | None]
 def copy_groups(source: Cluster, target: Cluster, globs: Sequence[str], translate: Translate, warn: Warn) -> list[Row]:
     """Commit the offsets of the groups that match one of the patterns, and return a row per group.
 
-    A group that has members in the target is left alone. Share groups keep their positions elsewhere and are skipped.
+    A group that has members in the target is left alone, and so is one whose commit the target refuses for another
+    reason that does not pass by itself. Share groups keep their positions elsewhere and are skipped.
     """
     rows: list[Row] = []
     for group in listed_groups(source):
@@ -49,6 +50,8 @@ def copy_groups(source: Cluster, target: Cluster, globs: Sequence[str], translat
             try:
                 commit_offsets(target, group_id, moves)
                 result = "moved"
+            except PassingError:
+                raise
             except CommandError as error:
                 warn(f"in the target, {error}")
                 result = "skipped"

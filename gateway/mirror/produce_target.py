@@ -99,8 +99,9 @@ class ProduceTarget:
         """Continue behind records that were appended without a commit."""
         if runs.next_target == end:
             return
-        source_end = log.bounds(self._source, [key])[key].end
-        originals = records_between(self._source, key, runs.next_source, source_end)
+        bounds = log.bounds(self._source, [key])
+        log.demand_answers([key], bounds)
+        originals = records_between(self._source, key, runs.next_source, bounds[key].end)
         for found in records_between(self._target, key, runs.next_target, end):
             original = next(originals, None)
             if original is None or found != replace(original, offset=runs.next_target):

@@ -1,0 +1,106 @@
+"""Answers that a moving broker gives to a mirror: what is missing must not look complete."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway.cli import main
+from gateway.commands.client import Cluster
+from gateway.commands.errors import PassingError
+from protocol.errors import ErrorCode
+from protocol.messages.list_offsets import ListOffsetsRequest
+from protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+from tests.clients.topics import create_topic
+from tests.gateway_process import GatewayProcess
+from tests.mirror.mirrors import commit, committed, fill, words
+
+
+def mirror_here(source: str, target: GatewayProcess, *more: str) -> int:
+    """Run the mirror in this process, so that a test can change the answers that the mirror gets."""
+    return main(words(source, target, "--once", "--json", *more)[3:])
+
+
+def test_a_mirror_whose_source_does_not_say_where_a_log_ends_does_not_report_a_copy(
+    source: str, target: GatewayProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic = create_topic(source, 2)
+    for partition in range(2):
+        fill(source, topic, partition, 10)
+    ask, asked = Cluster.ask, 0
+
+    def moving(self: Cluster, response_type: type[Any], request: object, **more: Any) -> Any:
+        """Answer as a broker does that loses partition 0 once the mirror has begun."""
+        nonlocal asked
+        response = ask(self, response_type, request, **more)
+        if not isinstance(request, ListOffsetsRequest):
+            return response
+        asked += 1
+        if asked <= 2:  # where each log begins and ends
+            return response
+        (found,) = response.topics
+        partitions = [
+            dataclasses.replace(each, error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER, offset=-1)
+            if each.partition_index == 0
+            else each
+            for each in found.partitions
+        ]
+        return dataclasses.replace(response, topics=(dataclasses.replace(found, partitions=tuple(partitions)),))
+
+    monkeypatch.setattr(Cluster, "ask", moving)
+    code = mirror_here(source, target, "--topics", topic)
+    printed = capsys.readouterr()
+    assert (code, f"{topic}[0] does not answer now" in printed.err) == (1, True), printed
+
+
+def _no_answer() -> OffsetCommitResponse:
+    raise PassingError("the coordinator did not answer")
+
+
+def _no_coordinator() -> OffsetCommitResponse:
+    code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    partition = OffsetCommitResponsePartition(partition_index=0, error_code=code)
+    return OffsetCommitResponse(topics=(OffsetCommitResponseTopic(name="t", partitions=(partition,)),))
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [(_no_answer, "the coordinator did not answer"), (_no_coordinator, "COORDINATOR_NOT_AVAILABLE")],
+)
+def test_a_mirror_that_cannot_reach_the_coordinator_of_a_group_does_not_report_a_copy(
+    source: str,
+    target: GatewayProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: Callable[[], OffsetCommitResponse],
+    reason: str,
+) -> None:
+    topic, group = create_topic(source, 1), f"g-{uuid.uuid4().hex[:8]}"
+    fill(source, topic, 0, 10)
+    commit(source, group, {(topic, 0): 7})
+    ask = Cluster.ask
+
+    def restarting(self: Cluster, response_type: type[Any], request: object, **more: Any) -> Any:
+        if isinstance(request, OffsetCommitRequest):
+            return answer()
+        return ask(self, response_type, request, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Cluster, "ask", restarting)
+        code = mirror_here(source, target, "--topics", topic, "--groups", group, "--timeout", "3")
+    printed = capsys.readouterr()
+    assert (code, reason in printed.err) == (1, True), printed
+    assert mirror_here(source, target, "--topics", topic, "--groups", group) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    assert report["groups"][0]["result"] == "moved"
+    assert committed(target.bootstrap, group, (topic, 0)) == [7]
