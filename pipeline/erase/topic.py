@@ -79,11 +79,12 @@ class TopicOfKey:
 
     def compact(self, key: bytes, found: Sequence[Held], seconds: float, lines: Lines, stop: Stop) -> list[Held]:
         """Write tombstones and wait until the topic holds no value of the key. Return the tombstones that the topic
-        then has.
+        then has, also those in partitions that held no value.
 
         Raise PipelineError if the values are still there after `seconds`.
         """
-        whole = partitions = sorted({each.partition for each in found if not each.tombstone})
+        whole = sorted({each.partition for each in found})
+        partitions = sorted({each.partition for each in found if not each.tombstone})
         deadline, pause = time.monotonic() + seconds, FIRST_LOOK_SECONDS
         while True:
             self._write(key, partitions)
