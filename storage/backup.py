@@ -20,7 +20,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -102,7 +102,8 @@ async def restore(url: str, place: Path | str | None, source: Path) -> None:
     directory or prefix of a bucket.
 
     The copy gets an identity of its own, because the original may go on elsewhere. Delegation tokens end with the old
-    identity. Raise StorageError if the restore is refused or fails.
+    identity. A restore that is killed leaves no database that would accept the original's store. Raise StorageError if
+    the restore is refused or fails.
     """
     manifest = await asyncio.to_thread(read_manifest, source)
     if manifest["segments"] and place is None:
@@ -119,7 +120,8 @@ async def restore(url: str, place: Path | str | None, source: Path) -> None:
     try:
         if store is not None:
             await _copy_back(source, store, manifest["segments"])
-        await _load(url, source / DUMP, version)
+        store_change = statement("forget_log_store" if store is None else "leave_log_store")
+        await _load(url, source / DUMP, version, [statement("end_delegation_tokens"), store_change])
         if store is not None:
             await _make_own(url, store)
     finally:
@@ -320,8 +322,9 @@ def for_server(definitions: bytes, version: int) -> bytes:
     return definitions
 
 
-async def _load(url: str, dump: Path, version: int) -> None:
-    """Load the dump in one transaction, by way of `psql`, because definitions may have to change (`for_server`)."""
+async def _load(url: str, dump: Path, version: int, changes: Sequence[str]) -> None:
+    """Load the dump and make the changes in one transaction, by way of `psql`, because definitions may have to change
+    (`for_server`)."""
     reading = await _start("pg_restore", "--no-owner", "--file", "-", str(dump), output=asyncio.subprocess.PIPE)
     loading: _Program | None = None
     try:
@@ -331,7 +334,7 @@ async def _load(url: str, dump: Path, version: int) -> None:
             url=url,
             given=asyncio.subprocess.PIPE,
         )
-        await _pass_on(reading, loading, version)
+        await _pass_on(reading, loading, version, changes)
         # psql commits only at the end of its input. So make certain first that the dump was read to its end.
         await _finished(reading)
         assert loading.process.stdin is not None
@@ -344,7 +347,7 @@ async def _load(url: str, dump: Path, version: int) -> None:
                 await program.process.wait()
 
 
-async def _pass_on(reading: _Program, loading: _Program, version: int) -> None:
+async def _pass_on(reading: _Program, loading: _Program, version: int, changes: Sequence[str]) -> None:
     script, target = reading.process.stdout, loading.process.stdin
     assert script is not None
     assert target is not None
@@ -358,7 +361,7 @@ async def _pass_on(reading: _Program, loading: _Program, version: int) -> None:
         while piece := await script.read(_PIPE_BYTES):
             target.write(piece)
             await target.drain()
-        target.write(statement("end_delegation_tokens").encode() + b";\n")
+        target.writelines(change.encode() + b";\n" for change in changes)
         await target.drain()
     except (BrokenPipeError, ConnectionResetError):
         # psql has ended and says why.

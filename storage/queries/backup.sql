@@ -14,6 +14,14 @@ lock table inline_records in access share mode;
 -- Export the snapshot, so that pg_dump reads the same state.
 select pg_export_snapshot();
 
+-- name: leave_log_store
+-- After a restore: the original's store is not the copy's, even if the restore ends here. psql has no search path there.
+update sluice.log_store set store_id = gen_random_uuid();
+
+-- name: forget_log_store
+-- After a restore without a store: all bytes are inline. psql has no search path there.
+delete from sluice.log_store;
+
 -- name: change_log_store
 -- Give a restored database a store of its own; no row if all its bytes are inline.
 update log_store set store_id = $1, location = $2 returning store_id;

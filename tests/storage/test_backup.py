@@ -9,12 +9,14 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
 
+import storage.backup
 from storage import retention
 from storage.backup import MANIFEST, back_up, for_server, read_manifest, restore
 from storage.check import check
@@ -384,6 +386,66 @@ async def test_a_restore_ends_delegation_tokens(
         finally:
             await connection.close()
     finally:
+        postgres.drop(url)
+
+
+async def test_a_restore_without_a_store_leaves_the_store_to_the_original(
+    database_url: str,
+    postgres: Databases,
+    log: LogStore,
+    directory: SegmentDirectory,
+    make_topic: MakeTopic,
+    tmp_path: Path,
+) -> None:
+    (partition,) = (await make_topic()).partitions
+    await append(log, new_batch(partition.partition_key, size_bytes=200))
+    assert (await back_up(database_url, directory, tmp_path / "backup")).segments == 0
+    await append(log, new_batch(partition.partition_key, size_bytes=60_000))
+    url = postgres.create(empty=True)
+    other = await Database.open(url, hot_connections=1, cold_connections=1)
+    try:
+        await restore(url, None, tmp_path / "backup")
+        await migrate(other)
+        # `sluice check --repair` of the copy would delete the original's segments there.
+        with pytest.raises(StorageError, match="another database"):
+            await open_store(other, directory.directory)
+        assert await open_store(other, None) is None
+    finally:
+        await other.close()
+        postgres.drop(url)
+
+
+async def test_a_restore_that_ends_behind_the_load_leaves_the_store_to_the_original(
+    database_url: str,
+    postgres: Databases,
+    log: LogStore,
+    directory: SegmentDirectory,
+    make_topic: MakeTopic,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (partition,) = (await make_topic()).partitions
+    await append(log, new_batch(partition.partition_key, size_bytes=60_000))
+    await back_up(database_url, directory, tmp_path / "backup")
+    url = postgres.create(empty=True)
+    other = await Database.open(url, hot_connections=1, cold_connections=1)
+    connections = iter([storage.backup.connect])
+
+    async def connect_once(*given: Any, **more: Any) -> Any:
+        for connect in connections:
+            return await connect(*given, **more)
+        raise ConnectionRefusedError
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr("storage.backup.connect", connect_once)
+            with pytest.raises(StorageError):
+                await restore(url, tmp_path / "restored", tmp_path / "backup")
+        await migrate(other)
+        with pytest.raises(StorageError, match="another database"):
+            await open_store(other, directory.directory)
+    finally:
+        await other.close()
         postgres.drop(url)
 
 
