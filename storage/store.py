@@ -98,31 +98,38 @@ def unusable(location: str, error: OSError) -> StorageError:
 
 async def read_identity(store: ByteStore) -> UUID | None:
     """Return the id of the store's owner, or None without a marker. Raise OSError if the store cannot be reached."""
+    found = await _read(store)
+    return None if found is None else found[0]
+
+
+async def _read(store: ByteStore) -> tuple[UUID, object] | None:
+    """Return the id of the store's owner, and the database that claimed the store if the marker names one."""
     marker = await store.read_marker()
     if marker is None:
         return None
     try:
-        return UUID(json.loads(marker)["store_id"])
-    except (ValueError, KeyError, TypeError) as error:
+        found = json.loads(marker)
+        return UUID(found["store_id"]), found.get("claimed_by")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StorageError(f"{store.location}/{MARKER} cannot be read: {error}") from error
 
 
-def identity_marker(store_id: UUID) -> bytes:
-    """Return the contents of a marker."""
-    return json.dumps({"store_id": str(store_id)}).encode()
+def identity_marker(store_id: UUID, claimant: str | None = None) -> bytes:
+    """Return the contents of a marker. `claimant` is the database that has no row for the store yet."""
+    claimed = {} if claimant is None else {"claimed_by": claimant}
+    return json.dumps({"store_id": str(store_id), **claimed}).encode()
 
 
 async def _claim(database: Database, store: ByteStore) -> tuple[Row, UUID | None]:
     """Claim the store for the database and return the row and the previous marker. Concurrent nodes take turns at
-    the row. A node that dies in between leaves a marker without a row, which the next node adopts."""
+    the row. A node that dies in between leaves a marker without a row, which the next node of that database adopts."""
 
     async def claim(connection: Connection) -> tuple[Row, UUID | None]:
         await connection.execute(statement("lock_log_store"))
         row = await connection.fetchrow(statement("log_store"))
+        claimant: str = await connection.fetchval(statement("claimant"))
         try:
-            marked = await read_identity(store)
-            if row is None:
-                marked = await _mark(store, marked)
+            marked = await (_mark(store, claimant) if row is None else read_identity(store))
         except OSError as error:
             # The caller would take this OSError for one of Postgres.
             raise unusable(store.location, error) from error
@@ -136,14 +143,24 @@ async def _claim(database: Database, store: ByteStore) -> tuple[Row, UUID | None
     return await database.hot.transact(claim)
 
 
-async def _mark(store: ByteStore, marked: UUID | None) -> UUID:
-    """Mark a store that no database refers to, and return its identity."""
-    if marked is None:
-        marked = uuid4()
-        await store.create_marker(identity_marker(marked))
-    elif await store.listed():
+async def _mark(store: ByteStore, claimant: str) -> UUID:
+    """Mark a store that no database refers to, and return its identity. An empty store may have another owner, whose
+    nodes have not written to it yet. If two databases had one store, each would delete the other's objects.
+    """
+    found = await _read(store)
+    if found is None:
+        store_id = uuid4()
+        await store.create_marker(identity_marker(store_id, claimant))
+        return store_id
+    if await store.listed():
         raise StorageError(f"{store.location} holds the records of another database: give another --log-store")
-    return marked
+    store_id, claimed_by = found
+    if claimed_by != claimant:
+        raise StorageError(
+            f"{store.location} belongs to another database: give another --log-store, or delete {MARKER} there if that "
+            "database is gone"
+        )
+    return store_id
 
 
 @asynccontextmanager

@@ -138,6 +138,15 @@ select store_id, location from log_store;
 -- Nodes that start on a new store take turns. This is no lock on the table, because every start reads it.
 select pg_advisory_xact_lock(5492300418);
 
+-- name: claimant
+-- Identity of this database's tables. Another server, another database and a restored dump have another one.
+select concat_ws(
+    '/',
+    (select system_identifier from pg_control_system()),
+    (select oid from pg_database where datname = current_database()),
+    'log_store'::regclass::oid
+);
+
 -- name: claim_log_store
 -- The first directory or bucket becomes the database's store.
 insert into log_store (store_id, location) values ($1, $2) on conflict do nothing;

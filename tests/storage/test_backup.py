@@ -554,6 +554,27 @@ async def test_a_directory_of_another_database_is_refused(
         await open_store(database, other)
 
 
+async def test_a_directory_that_another_database_has_claimed_is_refused_though_it_is_empty(
+    database: Database, directory: SegmentDirectory, postgres: Databases
+) -> None:
+    url = postgres.create()
+    other = await Database.open(url, hot_connections=1, cold_connections=1)
+    try:
+        # A sweep of the other database would delete the segments that this one writes.
+        with pytest.raises(StorageError, match="another database"):
+            await open_store(other, directory.directory)
+    finally:
+        await other.close()
+        postgres.drop(url)
+
+
+async def test_a_directory_whose_first_node_died_before_its_row_was_written_is_claimed_by_the_next(
+    database: Database, directory: SegmentDirectory
+) -> None:
+    await database.cold.fetch("delete from log_store")
+    assert await open_store(database, directory.directory) is not None
+
+
 IN_TRANSACTION = """select count(*) from pg_stat_activity where datname = current_database()
     and backend_type = 'client backend' and xact_start is not null and pid <> pg_backend_pid()"""
 
