@@ -4,10 +4,10 @@ The one idea: one snapshot determines every byte. `pg_dump` writes the index and
 the segments it names only ever grow and objects never change, so copying them afterwards yields the state of the
 snapshot. While a backup runs nothing is deleted: an advisory lock stops the sweep, and a reader's lock stops TRUNCATE.
 
-A backup is a directory: `database.dump`, `log/` with a segment for each segment or object, and `manifest.json`, which
-is written last. Files of an earlier backup are kept, so that the next one copies only new bytes. It may be restored
-into a directory or into a bucket, no matter which of the two it came from. Its files are its owner's alone: they hold
-every credential.
+A backup is a directory: `database.dump`, `log/` with a segment for each segment or object and the times of their
+creation, and `manifest.json`, which is written last. Files of an earlier backup are kept, so that the next one copies
+only new bytes. It may be restored into a directory or into a bucket, no matter which of the two it came from. Its files
+are its owner's alone: they hold every credential.
 
 Passwords reach `pg_dump`, `pg_restore` and `psql` by their environment, because every user of the machine can read a
 process's arguments.
@@ -20,7 +20,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -40,6 +40,8 @@ from storage.store import identity_marker, reach_store, unusable
 DUMP = "database.dump"
 LOG = "log"
 MANIFEST = "manifest.json"
+TIMES = "segment-times.json"
+"""The time at which each copied segment was created. It shows whether a segment of that id is still the same one."""
 FORMAT = 1
 _COPY_BYTES = 16 * 1024 * 1024
 _PIPE_BYTES = 1024 * 1024
@@ -47,7 +49,7 @@ _ERROR_LINES = 3
 _ERROR_BYTES = 16 * 1024
 _NAMES = frozenset({DUMP, f"{DUMP}.new", LOG, MANIFEST, f"{MANIFEST}.new"})
 """Names that a backup's directory may contain, whether the backup is complete or incomplete."""
-_LOG_NAMES = frozenset({MARKER, f"{MARKER}.new"})
+_LOG_NAMES = frozenset({MARKER, f"{MARKER}.new", TIMES, f"{TIMES}.new"})
 """Names that `log/` may hold beside the segments."""
 _NO_TIMEOUTS = dict.fromkeys(
     (
@@ -90,6 +92,7 @@ async def back_up(url: str, store: ByteStore | None, target: Path) -> BackupRepo
                 rows = await connection.fetch(statement("objects_in_use"))
                 await _dump(url, snapshot, target / f"{DUMP}.new")
                 used = {row["object_id"]: int(row["end_position"]) for row in rows}
+                await asyncio.to_thread(_remove_reused, target, {row["object_id"]: row["created_us"] for row in rows})
                 copied_segments, copied_bytes = await _copy_segments(store, target, used)
         finally:
             await connection.close()
@@ -183,6 +186,37 @@ def _refuse_others(directory: Path, is_ours: Callable[[str], bool]) -> None:
         raise StorageError(
             f"{directory} holds {other}, which is no part of a backup: give an empty directory or an earlier backup"
         )
+
+
+def _remove_reused(target: Path, created_us: Mapping[int, int]) -> None:
+    """Remove each copy of a segment that was created at another time, and note the present times.
+
+    A database that was restored to an earlier moment gives ids out again. So an earlier backup may hold other bytes
+    under the same id.
+    """
+    copies, times = SegmentDirectory(target / LOG), target / LOG / TIMES
+    present = {f"{object_id:016x}": time_us for object_id, time_us in created_us.items()}
+    try:
+        for object_id in created_us.keys() - _of_same_time(times, present):
+            copies.path(object_id).unlink(missing_ok=True)
+        sync_directory(target / LOG)
+        write_file(times, json.dumps(present).encode())
+    except OSError as error:
+        raise StorageError(f"cannot write to {target}: {error.strerror or error}") from error
+    finally:
+        copies.close()
+
+
+def _of_same_time(times: Path, present: Mapping[str, int]) -> set[int]:
+    """Return the ids of segments whose copies were created when the present segments were."""
+    try:
+        found: object = json.loads(times.read_text("utf-8"))
+    except FileNotFoundError:
+        return set()
+    except (ValueError, RecursionError) as error:
+        raise StorageError(f"{times} cannot be read: {error}") from error
+    known = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    return {int(name, 16) for name, time_us in present.items() if known.get(name) == time_us}
 
 
 async def _copy_segments(store: ByteStore | None, target: Path, used: dict[int, int]) -> tuple[int, int]:

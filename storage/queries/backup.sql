@@ -27,12 +27,16 @@ delete from sluice.log_store;
 update log_store set store_id = $1, location = $2 returning store_id;
 
 -- name: objects_in_use
--- Objects that hold chunks, each with the position after its last chunk.
-select object_id, max(position + size_bytes) as end_position
-from chunk
-where object_id is not null
-group by object_id
-order by object_id;
+-- Objects that hold chunks, each with the position after its last chunk and the time of its creation in microseconds.
+select c.object_id, c.end_position, coalesce((extract(epoch from o.created_at) * 1000000)::bigint, 0) as created_us
+from (
+    select object_id, max(position + size_bytes) as end_position
+    from chunk
+    where object_id is not null
+    group by object_id
+) c
+left join log_object o on o.object_id = c.object_id
+order by c.object_id;
 
 -- name: end_delegation_tokens
 -- After a restore: a token that was ended since the backup must not come back. psql has no search path there.

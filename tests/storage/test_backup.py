@@ -159,6 +159,34 @@ async def test_a_later_backup_copies_new_files_and_removes_deleted_ones(
     assert not list((target / "log").glob("*.segment"))
 
 
+async def test_a_backup_copies_a_segment_again_whose_id_another_history_has_used(
+    database_url: str,
+    database: Database,
+    directory: SegmentDirectory,
+    make_topic: MakeTopic,
+    tmp_path: Path,
+) -> None:
+    """The database is restored to a moment before the segment, whose file retention has removed since."""
+    (partition,) = (await make_topic()).partitions
+    target, copies = tmp_path / "backup", SegmentDirectory(tmp_path / "backup" / "log")
+    for fill in (1, 2):
+        log = LogStore(database, directory, inline_max_bytes=10_000)
+        await append(log, new_batch(partition.partition_key, size_bytes=60_000, fill=fill))
+        await log.close()
+        (row,) = await database.cold.fetch("select object_id, position, size_bytes from chunk")
+        assert (await back_up(database_url, directory, target)).segments == 1
+        found = [(row["position"], row["size_bytes"])]
+        assert copies.read(row["object_id"], found) == directory.read(row["object_id"], found)
+        await database.cold.fetch("delete from chunk")
+        await database.cold.fetch("delete from log_object")
+        await database.cold.fetch(
+            "select setval(pg_get_serial_sequence('log_object', 'object_id'), $1, false)", row["object_id"]
+        )
+        await database.cold.fetch("update cluster set history = history + 1")
+        directory.delete(row["object_id"])
+    copies.close()
+
+
 async def test_no_file_is_deleted_during_a_backup(
     database: Database, log: LogStore, directory: SegmentDirectory, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
