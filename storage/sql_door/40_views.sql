@@ -221,6 +221,7 @@ begin
         while head_at < octet_length(held.records) and returned < records.max_records loop
             size := door_int(held.records, head_at + 8, 4)::integer + 12;
             base := case when held.final_heads then door_int(held.records, head_at, 8) else next_head end;
+            exit when base >= place.stable_offset; -- the batches of several producers may share a chunk
             attributes := door_int(held.records, head_at + 21, 2)::integer;
             next_head := base + door_int(held.records, head_at + 23, 4) + 1;
             base_ms := door_int(held.records, head_at + 27, 8);

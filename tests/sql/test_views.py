@@ -10,9 +10,15 @@ import asyncpg
 import pytest
 from confluent_kafka import Consumer, Producer
 
+from protocol.records import Record, build_batch
+from storage.log import LogStore
+from storage.pool import Database
+from storage.types import NewBatch, PartitionKey
 from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess
 from tests.objects.records import moved
 from tests.sql.conftest import create_topic
+from tests.storage.batches import append
+from tests.storage.transactions import Producer as Transactional
 
 Connection = asyncpg.Connection
 
@@ -44,6 +50,32 @@ async def test_a_record_of_many_headers_is_read_in_time(sql: Connection, topic: 
     row = await sql.fetchrow("select * from kafka.records($1, 0)", topic)
     assert row is not None
     assert dict(json.loads(row["headers"])) == {f"h{i}": str(i) for i in range(1, 60_001)}
+
+
+@pytest.mark.parametrize("committed", [True, False])
+async def test_records_hides_an_open_transaction_behind_other_batches_of_its_chunk(
+    sql: Connection, topic: str, gateway: GatewayProcess, committed: bool
+) -> None:
+    """One commit of a node appends the batches of all producers that wait, so they share a chunk."""
+    assert gateway.database_url is not None
+    database = await Database.open(gateway.database_url, hot_connections=1, cold_connections=1)
+    log = LogStore(database, None, inline_max_bytes=0)
+    find = """select p.partition_key from sluice.partition p join sluice.topic t using (topic_id)
+        where t.name = $1 and p.partition_index = 0"""
+    found = await sql.fetchval(find, topic)
+    assert isinstance(found, int)
+    key = PartitionKey(found)
+    transactional = Transactional(database, log, 70_000 + committed)
+    await transactional.take_in(key)
+    plain = NewBatch(key, bytearray(build_batch([Record(0, 1_000, b"k", b"plain")])), 1, 1_000)
+    assert await append(log, plain, transactional.batch(key, (b"k", b"open")), plain) == [0, 1, 2]
+    read = 'select "offset", value from kafka.records($1, 0)'
+    assert [tuple(row) for row in await sql.fetch(read, topic)] == [(0, b"plain")]
+    await transactional.end(committed=committed)
+    shown = [(0, b"plain"), (1, b"open"), (2, b"plain")] if committed else [(0, b"plain"), (2, b"plain")]
+    assert [tuple(row) for row in await sql.fetch(read, topic)] == shown
+    await log.close()
+    await database.close()
 
 
 async def test_records_names_the_range_that_it_cannot_read(sql: Connection, gateway: GatewayProcess) -> None:
