@@ -7,6 +7,7 @@ its own groups from memory and all others as they are stored, so every node show
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable
 from typing import NotRequired, TypedDict
 from uuid import UUID
@@ -24,7 +25,7 @@ from gateway.groups.kinds import AnyGroup, AnyMember
 from gateway.log.catalog import Catalog
 from gateway.security.kinds import AclOperation, ResourceType
 from protocol.errors import ErrorCode, KafkaError
-from storage.console import ConsoleStore
+from storage.console import ConsoleStore, Loaded
 from storage.groups import GroupStore
 
 MAX_GROUPS = 500
@@ -33,6 +34,7 @@ MAX_MEMBERS = 1_000
 MAX_LAG_POINTS = 20_000
 WEEK_MS = 8 * 24 * 3600 * 1000
 """Longest window of a timeline."""
+_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 class Topics:
@@ -219,7 +221,9 @@ class GroupViews:
         }
 
     async def offsets(self, who: Viewer, group_id: str) -> list[OffsetRow]:
-        """Return the committed offsets with their lag, of the topics that the viewer may describe."""
+        """Return the committed offsets with their lag, of the topics that the viewer may describe. Raise KafkaError if
+        the viewer may not describe the group."""
+        self._kafka.require(who, AclOperation.DESCRIBE, ResourceType.GROUP, group_id)
         return [
             {
                 "topic": row["topic"],
@@ -240,7 +244,12 @@ class GroupViews:
         from_ms = max(from_ms, to_ms - WEEK_MS)
         stretch = await self._store.stretch(group_id, from_ms, to_ms)
         drawn = await asyncio.to_thread(timeline, stretch, from_ms, to_ms)
-        hidden = {lane["topic"] for lane in drawn["lanes"] if not self.may_describe_topic(who, lane["topic"])}
+        named = {lane["topic"] for lane in drawn["lanes"]} | {row["topic"] for row in stretch.refusals}
+        if self._kafka.services.authorizer is not None:
+            catalog = self._kafka.services.catalog
+            words = await asyncio.to_thread(_words_of_details, stretch.events)
+            named |= {word for word in words if catalog.get(word) is not None}
+        hidden = {topic for topic in named if not self.may_describe_topic(who, topic)}
         if hidden:
             drawn["lanes"] = [lane for lane in drawn["lanes"] if lane["topic"] not in hidden]
             # The sentences mention topics, so a viewer who may not see all of these topics gets no sentences.
@@ -282,6 +291,16 @@ class GroupViews:
     def _named(self, owned: Iterable[OwnedPartition]) -> list[tuple[str, int]]:
         name_of = self._topics.name_of
         return [(each if isinstance(each, str) else name_of(each), index) for each, index in owned]
+
+
+def _words_of_details(events: Iterable[Loaded]) -> set[str]:
+    """Return the words of the events' details that may be names of topics. A detail is free text: for example, it says
+    what an administrator did. It writes a partition as `topic[0]` or `topic-0`."""
+    found: set[str] = set()
+    for event in events:
+        for word in _TOPIC_NAME.findall(event["detail"] or ""):
+            found |= {word, word.rstrip("."), word.rpartition("-")[0]}
+    return found
 
 
 def _held(value: AnyGroup, member: AnyMember, topics: Topics) -> set[OwnedPartition]:

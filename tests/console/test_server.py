@@ -540,6 +540,60 @@ def test_viewer_sees_only_what_the_authorizer_permits(guarded: Consoled):
     assert alice.get("overview")["nodes"] == []
 
 
+def test_timeline_names_no_hidden_topic_that_an_administrator_acted_on(guarded: Consoled):
+    commit(guarded, "hers", 0, "secret")
+    bob, alice = Person(guarded.port), Person(guarded.port)
+    bob.log_in("bob", "bob-secret")
+    alice.log_in("alice", "alice-secret")
+    assert bob.act(group="hers", action="forget", topic="secret").status == 200
+    assert "topic secret" in str(bob.get("group/timeline", id="hers"))
+    assert "secret" not in str(alice.get("group/timeline", id="hers"))
+
+
+def test_timeline_names_no_hidden_topic_of_a_refused_commit(guarded: Consoled):
+    bob, alice = Person(guarded.port), Person(guarded.port)
+    bob.log_in("bob", "bob-secret")
+    alice.log_in("alice", "alice-secret")
+    assert guarded.gateway.database_url is not None
+    with psycopg.connect(guarded.gateway.database_url, autocommit=True) as sql:
+        sql.execute("insert into sluice.sql_principal values (current_user, 'User:bob')")
+        with pytest.raises(psycopg.Error, match="is fenced"):
+            sql.execute("select kafka.commit_offset('hers', 'secret', 0, 5, generation => 9, member => 'gone')")
+    wait_for(lambda: "secret[0] to 5" in str(bob.get("group/timeline", id="hers")), "the refusal is in the journal")
+    assert "secret" not in str(alice.get("group/timeline", id="hers"))
+
+
+def test_open_page_of_a_group_ends_when_its_viewer_may_not_see_the_group_any_more(guarded: Consoled):
+    from confluent_kafka.admin import (
+        AclBinding,
+        AclBindingFilter,
+        AclOperation,
+        AclPermissionType,
+        AdminClient,
+        ResourcePatternType,
+        ResourceType,
+    )
+
+    kind, pattern, permission = ResourceType.GROUP, ResourcePatternType.LITERAL, AclPermissionType.ALLOW
+    fields = kind, "lent", pattern, "User:alice", "*", AclOperation.DESCRIBE, permission
+    binding, same = AclBinding(*fields), AclBindingFilter(*fields)
+    admin = AdminClient({"bootstrap.servers": guarded.gateway.bootstrap})
+    admin.create_acls([binding])[binding].result(30)
+    commit(guarded, "lent", 0)
+    alice = Person(guarded.port)
+    alice.log_in("alice", "alice-secret")
+    connection = http.client.HTTPConnection("127.0.0.1", guarded.port, timeout=30)
+    connection.request("GET", "/api/live/group?id=lent", headers={"Cookie": alice.cookie})
+    stream = connection.getresponse()
+    assert stream.status == 200
+    named = (line.split()[1] for line in iter(stream.readline, b"") if line.startswith(b"event: "))
+    assert next(name for name in named if name == b"lag")
+    admin.delete_acls([same])[same].result(30)
+    commit(guarded, "lent", 7)
+    assert next(name for name in named if name in (b"lag", b"failed")) == b"failed"
+    connection.close()
+
+
 def test_super_user_sees_everything_and_is_named_in_the_journal(guarded: Consoled):
     bob = Person(guarded.port)
     assert bob.log_in("bob", "bob-secret").status == 200
