@@ -176,11 +176,12 @@ class Wakeups:
             self.counts["late"] += 1
         if number > expected:
             self._missed(f"{number - expected} announcements of node {node_id}")
+        now_s = asyncio.get_running_loop().time()
         if body == UNKNOWN:
-            self._tail.doubt(asyncio.get_running_loop().time())
+            self._tail.doubt(now_s)
             self._look_due.set()
         for key, end in pairs:
-            self._tail.heard(key, end)
+            self._tail.heard(key, end, now_s)
 
     def nodes_seen(self, alive: Sequence[Node], gone: bool) -> None:
         """Receive the live nodes of a pass. `gone` is true if a node is missing, perhaps with appends that it has not

@@ -212,7 +212,7 @@ class Relay:
         if grown.end_offset is None:
             _log_dropped(grown.record_count)
             return
-        self._tail.heard(grown.partition_key, grown.end_offset)
+        self._tail.heard(grown.partition_key, grown.end_offset, asyncio.get_running_loop().time())
         self._listener.appended(grown.partition_key, grown.end_offset)
 
     def _record(self, batch: NewBatch, outcome: Appended | Refusal, now_s: float) -> None:

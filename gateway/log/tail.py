@@ -97,7 +97,10 @@ class _PartitionTail:
     be removed.
     """
 
-    __slots__ = ("aborted", "announced", "entries", "first", "held_stable_offset", "known", "verified_at", "watches")
+    __slots__ = (
+        *("aborted", "announced", "announced_at", "entries", "first", "held_stable_offset", "known", "verified_at"),
+        "watches",
+    )
 
     def __init__(self) -> None:
         self.entries: list[_Entry] = []
@@ -113,6 +116,7 @@ class _PartitionTail:
         self.verified_at = float("-inf")
         self.announced = -1
         """Log end that another node has announced. It may be beyond the appends that this node knows."""
+        self.announced_at = float("-inf")
         self.watches: dict[Watch, None] = {}
 
     def is_verified(self, now_s: float, max_age_s: float) -> bool:
@@ -299,9 +303,15 @@ class Tail:
 
     def observe(self, key: PartitionKey, state: PartitionState, now_s: float) -> None:
         """Apply the state read from Postgres at `now_s` (loop time). Offsets only rise: a late answer lowers
-        nothing."""
+        nothing.
+
+        Nodes announce appends that are durable, so a read that began later shows them. An end that it does not show is
+        no node's: every role of the database can send a notification.
+        """
         partition = self._partition(key)
         before = partition.known
+        if now_s > partition.announced_at:
+            partition.announced = -1
         self._learn(
             partition, state.log_start_offset, state.high_watermark, state.last_stable_offset, state.leader_epoch
         )
@@ -336,9 +346,9 @@ class Tail:
             return DOUBTFUL_AGE_S
         return max(now_s - max(self._doubted_until_s, self._trusted_since_s), DOUBTFUL_AGE_S)
 
-    def heard(self, key: PartitionKey, high_watermark: int) -> None:
-        """Note that another node has appended up to `high_watermark`. The known offsets are older, so parked fetches
-        look again.
+    def heard(self, key: PartitionKey, high_watermark: int, now_s: float) -> None:
+        """Note at `now_s` (loop time) that another node has appended up to `high_watermark`. The known offsets are
+        older, so parked fetches look again.
 
         If the first read of a watched partition is under way, Postgres may have answered it before the append. So the
         announcement counts before any offset is known.
@@ -347,6 +357,7 @@ class Tail:
         if partition is None or (partition.known is not None and partition.known.high_watermark >= high_watermark):
             return
         partition.announced = max(partition.announced, high_watermark)
+        partition.announced_at = now_s
         for watch in partition.watches:
             watch.wake()
 

@@ -266,7 +266,7 @@ async def test_look_learns_nothing_of_a_partition_that_is_no_longer_watched(data
         async def read_then_close(keys):
             states = await plane.log.states(list(keys))
             watch.close()
-            plane.tail.heard(key, 1)
+            plane.tail.heard(key, 1, asyncio.get_running_loop().time())
             read.set()
             return states
 

@@ -246,22 +246,32 @@ def test_end_is_not_trusted_after_the_registration_expired() -> None:
 def test_announced_end_is_trusted_until_it_is_read() -> None:
     tail = Tail(10**6)
     tail.observe(P0, state(0, 7), 40.0)
-    tail.heard(P0, 7)
+    tail.heard(P0, 7, 49.0)
     assert is_believed(tail, 50.0), "nothing new"
-    tail.heard(P0, 9)
+    tail.heard(P0, 9, 50.0)
     assert not is_believed(tail, 50.0)
     tail.observe(P0, state(0, 8), 50.0)
     assert not is_believed(tail, 50.0), "a read from before the announced append"
     tail.observe(P0, state(0, 9), 51.0)
     assert is_believed(tail, 10**6)
-    tail.heard(P1, 3)
+    tail.heard(P1, 3, 52.0)
     assert tail.known(P1, 50.0) is None, "what nobody reads here is not remembered"
+
+
+def test_announced_end_that_a_later_read_does_not_show_is_forgotten() -> None:
+    tail = Tail(10**6)
+    tail.observe(P0, state(0, 7), 40.0)
+    tail.heard(P0, 10**18, 50.0)
+    tail.observe(P0, state(0, 7), 49.0)
+    assert not is_believed(tail, 51.0)
+    tail.observe(P0, state(0, 7), 51.0)
+    assert is_believed(tail, 52.0), "every role can send a notification"
 
 
 async def test_announcement_during_the_first_read_of_a_partition_counts() -> None:
     tail = Tail(10**6)
     watch = tail.watch([P0])
-    tail.heard(P0, 8)
+    tail.heard(P0, 8, 41.0)
     tail.observe(P0, state(0, 7), 40.0)
     assert not is_believed(tail, 50.0), "Postgres answered before the announced append"
     await asyncio.wait_for(watch.wait(10**6, 60.0), 5.0)
@@ -285,7 +295,7 @@ async def test_announcement_wakes_watches() -> None:
     tail.observe(P0, state(0, 7), 40.0)
     watch = tail.watch([P0])
     assert tail.watched() == [P0]
-    tail.heard(P0, 8)
+    tail.heard(P0, 8, 41.0)
     await asyncio.wait_for(watch.wait(10**6, 60.0), 5.0)
     watch.close()
     assert tail.watched() == []

@@ -549,7 +549,7 @@ async def test_append_of_another_node_during_a_first_read_wakes_the_fetch(
             results = await read(requests, max_bytes=max_bytes)
             if reads == 1:
                 await other.fill(topic, [300])
-                warm.tail.heard(topic.partitions[0].partition_key, 1)
+                warm.tail.heard(topic.partitions[0].partition_key, 1, asyncio.get_running_loop().time())
             return results
 
         monkeypatch.setattr(warm.log, "read", append_behind)
