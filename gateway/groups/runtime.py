@@ -273,6 +273,11 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         slot = self._slots.get(group_id)
         return None if slot is None or self.lease_for(group_id) is None else slot.group
 
+    def is_loaded(self, group_id: str) -> bool:
+        """Return whether the group is in memory. A group without members rarely is."""
+        slot = self._slots.get(group_id)
+        return slot is not None and slot.loaded
+
     def tell_group(self, group_id: str, event: Event) -> None:
         """Deliver an event that has no sender to answer to a group that is in memory."""
         slot = self._slots.get(group_id)

@@ -244,7 +244,7 @@ async def _fetch_together(
     """Do the same as `_fetch` with one question to Postgres for all of these groups. Their topics have been
     resolved."""
     services, by_id = context.services, context.version >= BY_ID_FROM
-    refusals = await _refusals(asked, context)
+    refusals = await _refusals(asked, require_stable, context)
     told = [group for group, refusal in zip(asked, refusals, strict=True) if refusal is None]
     if services.idle_owners is not None and services.idle_owners.watching:
         client_id, connection = context.client_id or "", context.connection
@@ -282,16 +282,26 @@ async def _fetch_together(
     return found
 
 
-async def _refusals(asked: Sequence[_AskedGroup], context: RequestContext[ViewsGroups]) -> list[KafkaError | None]:
+async def _refusals(
+    asked: Sequence[_AskedGroup], require_stable: bool, context: RequestContext[ViewsGroups]
+) -> list[KafkaError | None]:
     """Return the error for each group whose offsets may not be read here. The lease is required although Postgres knows
     the offsets, because a group has one coordinator.
 
     A client that names itself to a consumer or streams group (version 9) must be a member at its epoch: a fenced member
     would read on from another's commits. Classic groups check no member, as upstream's ClassicGroup; a client of theirs
     may name itself with epoch −1 (@platformatic/kafka).
+
+    A request for stable offsets may be the first one for a group here, from a new owner that already waits for the old
+    owner. So the group must be in memory, because only its value says who waits (see `_awaited`).
     """
-    naming = [group.group_id for group in asked if group.names_a_member]
-    views = {group_id: view async for group_id, view in context.services.groups.views(naming)}
+    groups = context.services.groups
+    viewed = [
+        group.group_id
+        for group in asked
+        if group.names_a_member or (require_stable and not groups.is_loaded(group.group_id))
+    ]
+    views = {group_id: view async for group_id, view in groups.views(viewed)}
     return [_refusal(group, views, context) for group in asked]
 
 
@@ -303,9 +313,11 @@ def _refusal(
         return refusal_of(ResourceType.GROUP)
     if services.groups.lease_for(group.group_id) is None:
         return KafkaError(ErrorCode.NOT_COORDINATOR)
-    view = views.get(group.group_id) if group.names_a_member else None
+    view = views.get(group.group_id)
     if isinstance(view, KafkaError):
         return view
+    if not group.names_a_member:
+        return None
     member_id, code = MemberId(group.member_id or ""), None
     if isinstance(view, ConsumerGroup):
         code = fetch_refusal(view, member_id, group.member_epoch)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from gateway.coordinator.handoff import HandoffMode, HandoffSettings
 from gateway.groups.offset_committer import OffsetCommitter
-from protocol.consumer import Subscription, encode_subscription
+from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -34,6 +35,7 @@ from storage.pool import Pool
 from storage.types import OffsetCommit, Refusal, Topic
 from tests.gateway.apis.groups.offsets import NONE, G, codes, commit_request, fetched, partition
 from tests.gateway.group_node import (
+    QUICK,
     GroupNode,
     forget_everything,
     group_node,
@@ -147,6 +149,32 @@ async def test_offset_fetch_of_a_classic_group_ignores_the_member(node: GroupNod
     (group,) = (await node.ask(OffsetFetchRequest(groups=(asked,)), 9)).groups
     assert group.error_code == NONE
     assert group.topics[0].partitions[0].committed_offset == 5
+
+
+async def test_new_owner_waits_also_for_a_group_that_is_not_in_memory(database_url: str) -> None:
+    """A waiting member asks again and again. After a change of the coordinator its OffsetFetch is often the first
+    request for the group there."""
+    await forget_everything(database_url)
+    drain = replace(QUICK, handoff=HandoffSettings(HandoffMode.DRAIN, 30_000))
+    told = encode_subscription(Subscription(1, ("t",)))
+    share, nothing = (
+        encode_assignment(Assignment(1, (TopicPartition("t", (0,)),))),
+        encode_assignment(Assignment(1, ())),
+    )
+    async with group_node(database_url, settings=drain) as node:
+        topic = await node.create_topic("t")
+        one, two = (node.member(G, name, metadata=told) for name in ("c1", "c2"))
+        await settle(one, two)
+        for first, second in ((share, nothing), (nothing, share)):
+            await asyncio.gather(one.join(), two.join())
+            leader, follower = (one, two) if one.members else (two, one)
+            follower.sync()
+            await reply_of(leader.sync({one.member_id: first, two.member_id: second}))
+        unsettled = {("t", 0): (-1, -1, "", ErrorCode.UNSTABLE_OFFSET_COMMIT)}
+        assert await fetched(node, 9, [(topic, (0,))]) == unsettled
+        node.groups.shard_lost(node.leases.shard_of(G))
+        assert G not in node.groups.group_ids()
+        assert await fetched(node, 9, [(topic, (0,))]) == unsettled
 
 
 @pytest.mark.parametrize("version", range(1, 8))
