@@ -1,13 +1,13 @@
 -- name: load_groups
 -- One row per member; one row with null member_id for a group without members. The reader is about to wait for the
 -- members of each group. The statement stores the time since when a coordinator waits for them, and returns the time
--- that was stored before.
+-- that was stored before. A time in the future, because the clock has been set back since, counts as now.
 with waited_for as (
     update consumer_group g
     set restored_at_ms = now_ms()
     from (
         select w.group_id from consumer_group w
-        where w.group_id = any ($1) and w.restored_at_ms is null
+        where w.group_id = any ($1) and coalesce(w.restored_at_ms > now_ms(), true)
             and exists (select from group_member m where m.group_id = w.group_id)
         order by w.group_id for no key update skip locked
     ) unmarked
@@ -15,7 +15,7 @@ with waited_for as (
 )
 select
     g.group_id, g.group_type, g.state, g.protocol_type, g.generation_id, g.document,
-    now_ms() - g.restored_at_ms as silent_ms,
+    case when g.restored_at_ms is not null then greatest(now_ms() - g.restored_at_ms, 0) end as silent_ms,
     m.member_id, m.member_epoch, m.document as member_document
 from consumer_group g left join group_member m using (group_id)
 where g.group_id = any ($1)
@@ -33,7 +33,7 @@ with waited_for as (
     set restored_at_ms = now_ms()
     from (
         select w.group_id from consumer_group w
-        where w.shard = $1 and w.restored_at_ms is null
+        where w.shard = $1 and coalesce(w.restored_at_ms > now_ms(), true)
             and exists (select from group_member m where m.group_id = w.group_id)
         order by w.group_id for no key update skip locked
     ) unmarked
@@ -41,7 +41,7 @@ with waited_for as (
 )
 select
     g.group_id, g.group_type, g.state, g.protocol_type, g.generation_id, g.document,
-    now_ms() - g.restored_at_ms as silent_ms,
+    case when g.restored_at_ms is not null then greatest(now_ms() - g.restored_at_ms, 0) end as silent_ms,
     m.member_id, m.member_epoch, m.document as member_document
 from consumer_group g join group_member m using (group_id)
 where g.shard = $1

@@ -164,6 +164,22 @@ async def test_the_time_since_which_members_are_awaited_is_stored(
     assert (await groups.load(["nobody"]))["nobody"].silent_ms is None
 
 
+async def test_members_are_awaited_from_now_on_after_the_clock_was_set_back(
+    groups: GroupStore, leases: list[CoordinatorLease], sql: asyncpg.Connection
+) -> None:
+    """Otherwise a dead member would get the hour by which the clock was set back on top of its session."""
+    await save(groups, group(), leases[0])
+    await groups.load_shard(0)
+    for by_shard in (True, False):
+        await sql.execute("update consumer_group set restored_at_ms = restored_at_ms + 3600000")
+        found = await groups.load_shard(0) if by_shard else (await groups.load(["g"])).values()
+        assert [record.silent_ms for record in found] == [0]
+        set_back = await sql.fetchval(
+            "select restored_at_ms <= extract(epoch from clock_timestamp()) * 1000 from consumer_group"
+        )
+        assert set_back, "the next coordinator goes on from here"
+
+
 async def test_groups_are_listed_and_loaded_by_shard(groups: GroupStore, leases: list[CoordinatorLease]) -> None:
     one, two = group("one"), group("two", members=(), state="Empty", protocol_type=None, group_type="consumer")
     await save(groups, two, leases[2])
