@@ -39,28 +39,39 @@ as $$
 -- Group rows are locked in share mode: commits of one group do not wait for each other. A new generation waits for the
 -- commits of the old one, and a later commit of the old one is refused.
 declare
-    verdicts text[];
+    from_outside integer[]; -- positions of fences that name no member; their groups begin with the first commit
+    verdicts     text[];
 begin
     perform 1 from coordinator_lease l
     where l.kind = 'groups' and l.shard = any (p_shards)
     order by l.shard for key share;
     judged_ms := now_ms();
 
-    insert into consumer_group (group_id, shard, group_type, state, state_timestamp_ms, generation_id, document)
-    select fence.group_id, fence.shard, 'classic', 'Empty', judged_ms, 0, '{}'
+    select array_agg(fence.position order by fence.group_id) into from_outside
     from (
         select
-            unnest(p_group_ids) as group_id, unnest(p_shards) as shard, unnest(p_node_ids) as node_id,
-            unnest(p_lease_epochs) as lease_epoch, unnest(p_generation_ids) as generation_id
+            unnest(p_shards) as shard, unnest(p_node_ids) as node_id, unnest(p_lease_epochs) as lease_epoch,
+            unnest(p_group_ids) as group_id, unnest(p_generation_ids) as generation_id,
+            generate_series(1, cardinality(p_group_ids)) as position
     ) fence
     join coordinator_lease l using (shard, node_id, lease_epoch)
-    where l.kind = 'groups'
-        and coalesce(fence.generation_id, -1) < 0
-        and not exists (select from consumer_group g where g.group_id = fence.group_id)
-    order by fence.group_id
-    on conflict (group_id) do nothing;
+    where l.kind = 'groups' and coalesce(fence.generation_id, -1) < 0;
 
-    perform 1 from consumer_group g where g.group_id = any (p_group_ids) order by g.group_id for share;
+    loop
+        if from_outside is not null then
+            insert into consumer_group (group_id, shard, group_type, state, state_timestamp_ms, generation_id, document)
+            select p_group_ids[position], p_shards[position], 'classic', 'Empty', judged_ms, 0, '{}'
+            from unnest(from_outside) position
+            where not exists (select from consumer_group g where g.group_id = p_group_ids[position])
+            on conflict (group_id) do nothing;
+        end if;
+        perform 1 from consumer_group g where g.group_id = any (p_group_ids) order by g.group_id for share;
+        -- The lock may have waited for a transaction that removed a group without members. Such a group begins anew.
+        exit when from_outside is null or not exists (
+            select from unnest(from_outside) position
+            where not exists (select from consumer_group g where g.group_id = p_group_ids[position])
+        );
+    end loop;
 
     select array_agg(
         case

@@ -15,6 +15,7 @@ from storage.groups import GroupStore
 from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
 from storage.pool import Database
+from storage.queries import statement
 from storage.types import CoordinatorLease, GroupRecord, MemberRecord, OffsetCommit, Saved
 from tests.steps.waiting import until_blocked
 from tests.storage.conftest import MakeTopic
@@ -295,6 +296,27 @@ async def test_a_commit_during_the_save_of_a_new_generation_is_refused(
         await until_blocked(sql, 1)
     assert [str(refusal) for refusal in await commit] == ["Refusal.ILLEGAL_GENERATION"]
     assert await offsets.fetch("g") == []
+
+
+async def test_a_commit_from_outside_during_the_removal_of_its_group_begins_the_group_anew(
+    groups: GroupStore,
+    leases: list[CoordinatorLease],
+    database: Database,
+    make_topic: MakeTopic,
+    sql: asyncpg.Connection,
+) -> None:
+    """A refusal would name a member id, which the consumer never had, and it is final for Java's consumer."""
+    topic = await make_topic()
+    offsets = OffsetStore(database)
+    await save(groups, group(state="Empty", members=()), leases[0])
+    async with database.hot.connection() as connection, connection.transaction():
+        await connection.fetchrow(
+            statement("expire_offsets"), 0, leases[0].node_id, leases[0].lease_epoch, 1, [], [], [], 500, 10_000
+        )
+        commit = asyncio.create_task(offsets.commit([OffsetCommit(leases[0], "g", -1, topic.topic_id, 0, 5, -1, "")]))
+        await until_blocked(sql, 1)
+    assert await commit == [None]
+    assert [offset.committed_offset for offset in await offsets.fetch("g")] == [5]
 
 
 async def test_the_views_show_members_and_lag(
