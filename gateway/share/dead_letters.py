@@ -19,7 +19,7 @@ from gateway.coordinator.share.partition import DeadLettersSettled, Range
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
 from gateway.share.partitions import SharePartitions
-from protocol.errors import KafkaError, ProtocolError
+from protocol.errors import ErrorCode, KafkaError, ProtocolError
 from protocol.records import Record, build_batch, iter_records, read_head, set_log_append_time
 from storage.errors import StorageError
 from storage.log import LogStore
@@ -125,16 +125,20 @@ class DeadLetters:
         if not name.startswith(prefix):
             return f"{name} does not begin with {prefix}, errors.deadletterqueue.topic.name.prefix of the broker"
         topic = await self._catalog.resolve(name)
-        if topic is not None:
-            if not self._catalog.config(topic).errors_deadletterqueue_group_enable:
-                return f"{name} has errors.deadletterqueue.group.enable=false"
-            return topic
-        if not broker.errors_deadletterqueue_auto_create_topics_enable:
-            return f"there is no topic {name}, and errors.deadletterqueue.auto.create.topics.enable=false"
-        try:
-            return await self._make_topic(name)
-        except KafkaError as error:
-            return f"{name} cannot be created: {error.message or error.code.name}"
+        if topic is None:
+            if not broker.errors_deadletterqueue_auto_create_topics_enable:
+                return f"there is no topic {name}, and errors.deadletterqueue.auto.create.topics.enable=false"
+            try:
+                topic = await self._make_topic(name)
+            except KafkaError as error:
+                # Another node that leads a partition of the group may have created the topic in the meantime.
+                exists = error.code is ErrorCode.TOPIC_ALREADY_EXISTS
+                topic = await self._catalog.resolve(name) if exists else None
+                if topic is None:
+                    return f"{name} cannot be created: {error.message or error.code.name}"
+        if not self._catalog.config(topic).errors_deadletterqueue_group_enable:
+            return f"{name} has errors.deadletterqueue.group.enable=false"
+        return topic
 
     async def _write(self, key: ShareKey, part: Range, target: Topic, settings: ShareSettings) -> None:
         source = self._catalog.get_by_id(key.topic_id)

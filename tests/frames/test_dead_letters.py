@@ -18,13 +18,14 @@ from protocol.messages.incremental_alter_configs import (
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from protocol.records import Record, iter_records
+from storage.schema import SEARCH_PATH
 from tests.frames.handoff import configure
 from tests.frames.members import create_topic, fresh
 from tests.frames.share import ACCEPT, REJECT, RELEASE, Reader, reading, scene, send
 from tests.frames.transactions import batches_of, fetch
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.postgres import Databases
-from tests.steps.waiting import until
+from tests.steps.waiting import until, until_blocked
 from tests.wire import WireClient
 
 NONE = ErrorCode.NONE
@@ -174,6 +175,34 @@ async def test_dead_letter_topic_is_created_if_the_broker_allows_it(gateway_fact
         request = MetadataRequest(topics=(MetadataRequestTopic(name=topic),), allow_auto_topic_creation=False)
         (made,) = (await one.client.send(request, 12)).topics
         assert made.error_code == NONE
+        assert len(await written(one.client, topic, 1)) == 1
+
+
+async def test_dead_letters_go_to_a_topic_that_another_node_creates_at_the_same_time(
+    gateway_factory: GatewayFactory, postgres: Databases
+) -> None:
+    """Each node that leads a partition of the group creates the topic for its first dead letter."""
+    url = postgres.create()
+    gateway = gateway_factory({"errors.deadletterqueue.auto.create.topics.enable": "true"}, database_url=url)
+    async with scene(gateway, records=1) as one:
+        topic = fresh("dlq.made")
+        await configure(one.client, one.group_id, errors_deadletterqueue_topic_name=topic)
+        assert await one.fetch() == [(0, 0, 1)]
+        other = await asyncpg.connect(url, server_settings={"search_path": SEARCH_PATH})
+        try:
+            async with other.transaction():
+                await other.execute("select from cluster for update")
+                assert await one.acknowledge((0, 0, REJECT)) == NONE
+                await until_blocked(other)
+                made = await other.fetch(
+                    "select name from create_topics(null, array[$1], array[1], array[$2], array[false], array[null])",
+                    topic,
+                    '{"errors.deadletterqueue.group.enable": "true"}',
+                )
+                assert made == [(topic,)]
+        finally:
+            await other.close()
+        await settled_to(one, 1)
         assert len(await written(one.client, topic, 1)) == 1
 
 
