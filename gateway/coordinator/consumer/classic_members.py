@@ -192,7 +192,9 @@ def sync(
         return Step(group, ((event.request_id, SyncReply(refused.code)),))
     draft = Draft(group, now_ms, settings, cluster)
     draft.hear(member.member_id)
-    if member.member_epoch < group.group_epoch and member.state is not MemberState.UNREVOKED:
+    # Another node may have assigned topics that this node cannot name yet. A member that joins again waits for them.
+    is_behind = cluster.revision < group.topics_revision
+    if is_behind or (member.member_epoch < group.group_epoch and member.state is not MemberState.UNREVOKED):
         _await_join(draft, member)
         draft.answer(event.request_id, SyncReply(ErrorCode.REBALANCE_IN_PROGRESS))
         return draft.seal()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.model import ConsumerGroup, MemberState
 from gateway.coordinator.consumer.offsets import fetch_refusal
 from gateway.coordinator.facts import MemberId
@@ -226,6 +227,28 @@ def test_the_assignment_is_of_the_version_that_the_member_speaks(version: int):
     assert reply is not None
     assert (reply.protocol_type, reply.protocol_name) == ("consumer", "range")
     assert decode_assignment(reply.assignment).version == version
+
+
+def test_sync_waits_for_topics_that_the_new_coordinator_does_not_know_yet():
+    """Otherwise the answer would leave out a topic that another node has just created. No request would ask the member
+    to rejoin, because the group has not changed, so no consumer would read these partitions.
+    """
+    scene, epoch = settled()
+    scene.restart()
+    present, scene.cluster = scene.cluster, Cluster()
+    reply = scene.sync("k", epoch)
+    assert reply is not None
+    assert (reply.error, reply.assignment) == (REBALANCE, b"")
+    joined = scene.join("k")
+    assert joined is not None
+    assert joined.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    scene.cluster = present
+    joined = scene.join("k")
+    assert joined is not None
+    assert (joined.error, joined.generation_id) == (NONE, epoch)
+    assert scene.share("k", epoch) == {"t": {2, 3}}
+    scene.tick(SESSION_MS - 1)
+    assert set(scene.group.members) == {"a", "k"}
 
 
 # --- Heartbeat ------------------------------------------------------------------------------------------------------
