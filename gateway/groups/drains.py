@@ -169,6 +169,7 @@ class Drains:
 
     async def _found(self, group_id: str, awaited: Sequence[Draining]) -> tuple[tuple[Drained, ...], float]:
         """Return the present findings, and the time at which they will change without any further event."""
+        await self._look_up(each for each in awaited if self._named(each) is None)
         named = [(each, self._named(each)) for each in awaited]
         wanted = [partition for _, partition in named if partition is not None]
         committed = {
@@ -214,6 +215,16 @@ class Drains:
         if len(self._released_s) > MAX_RELEASED:
             self._released_s.popitem(last=False)
         return released_s
+
+    async def _look_up(self, unknown: Iterable[Draining]) -> None:
+        """Read these partitions from Postgres. The group's last coordinator may have known topics or partitions that
+        this node has not read yet, and they count as deleted only if Postgres does not have them."""
+        for each in unknown:
+            named = each.topic
+            topic = await (self._catalog.resolve_id(named) if isinstance(named, UUID) else self._catalog.resolve(named))
+            if topic is not None and each.partition >= len(topic.partitions):
+                await self._catalog.catch_up()
+                return
 
     def _named(self, each: Draining) -> tuple[UUID, int] | None:
         """Return topic id and index of the partition; None if it does not exist."""
