@@ -80,6 +80,12 @@ class HistoryGuard:
         """Return what is known now. Call this before a new connection is asked for its witness."""
         return Known(self._history, self._flushed_lsn, tuple(self._transactions))
 
+    def require(self, asked: int) -> None:
+        """Raise StorageUnavailable if an answer belongs to a history that has ended. `asked` is the history that was
+        accepted when the question was asked."""
+        if asked != self._history:
+            raise StorageUnavailable("another history was accepted before Postgres had answered")
+
     def accept(self, history: int, identity: str, flushed_lsn: int) -> None:
         self._history, self._identity, self._flushed_lsn = history, identity, flushed_lsn
         self._transactions.clear()

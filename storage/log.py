@@ -249,6 +249,7 @@ class LogStore:
         and the rest of the call's limit. An offset outside the log gives the state without batches. UNKNOWN_PARTITION
         refuses a request; DAMAGED refuses one at whose offset the bytes are missing or wrong.
         """
+        asked = self._guard.history
         results: list[ReadResult | Refusal] = []
         remaining_bytes = max_bytes
         returned_any = False
@@ -273,7 +274,10 @@ class LogStore:
                 remaining_bytes -= sum(len(batch.records) for batch in taken)
                 returned_any = returned_any or bool(taken)
                 results.append(Refusal.DAMAGED if damaged and not taken else ReadResult(state, tuple(taken)))
-        return await self._with_aborted(requests, results, leaving_out) if leaving_out else results
+        if leaving_out:
+            results = await self._with_aborted(requests, results, leaving_out)
+        self._guard.require(asked)
+        return results
 
     async def _with_aborted(
         self, requests: Sequence[ReadRequest], results: list[ReadResult | Refusal], leaving_out: Sequence[int]

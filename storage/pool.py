@@ -98,6 +98,7 @@ class Connection(Protocol):
 
 class _PooledConnection(Connection, Protocol):
     def is_closed(self) -> bool: ...
+    def terminate(self) -> None: ...
     def add_termination_listener(self, callback: Callable[[object], None]) -> None: ...
 
 
@@ -193,12 +194,18 @@ class Pool:
 
     A healthy connection stays at hand for the next call: returning it to asyncpg and acquiring it again costs as much
     as a small statement.
+
+    When another history is accepted, open connections may still lead to the server of the former one, which may write
+    what no other server has. So no call uses them from then on, and a call that was running has no outcome.
     """
 
-    def __init__(self, pool: _AsyncpgPool, acquire_timeout_s: float, lost: LostSessions) -> None:
+    def __init__(self, pool: _AsyncpgPool, acquire_timeout_s: float, lost: LostSessions, guard: HistoryGuard) -> None:
         self._pool = pool
         self._acquire_timeout_s = acquire_timeout_s
         self._lost = lost
+        self._guard = guard
+        self._history = guard.history
+        """The history to which connections that are not expired belong."""
         self._at_hand: list[_PooledConnection] = []
         self._waiting = 0
         """Number of calls that wait in asyncpg's pool. A freed connection belongs to them."""
@@ -233,7 +240,7 @@ class Pool:
         raise AssertionError("the last attempt returns or raises")
 
     async def _run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        expired = self._expired
+        expired, history = self._expired, self._guard.history
         try:
             try:
                 connection = await self._take()
@@ -246,7 +253,6 @@ class Pool:
                     await self._let_go(connection)
                 else:
                     self._at_hand.append(connection)
-                return result
             except (*_CONNECTION_ERRORS, asyncpg.PostgresError) as error:
                 raise _translated(error) from error
         except StorageUnavailable as error:
@@ -254,8 +260,12 @@ class Pool:
                 # The other connections are probably lost too, and each of them would fail one more call.
                 await self._expire()
             raise
+        self._guard.require(history)
+        return result
 
     async def _take(self) -> _PooledConnection:
+        if self._history != self._guard.history:
+            await self._leave_history()
         connection = await self._acquire()
         if self._lost.any:
             try:
@@ -287,6 +297,15 @@ class Pool:
         self._expired += 1
         await self._pool.expire_connections()
         await self._release_idle()
+
+    async def _leave_history(self) -> None:
+        """Reopen every connection before its next use, and do not wait for the server of the former history."""
+        self._history = self._guard.history
+        self._expired += 1
+        await self._pool.expire_connections()
+        while self._at_hand:
+            with suppress(*_CONNECTION_ERRORS):
+                self._at_hand.pop().terminate()
 
     async def _release_idle(self) -> None:
         while self._at_hand:
@@ -422,7 +441,7 @@ async def _open_pool(
             server_settings={"application_name": APPLICATION_NAME},
         ),
     )
-    return Pool(cast(_AsyncpgPool, pool), acquire_timeout_s, lost)
+    return Pool(cast(_AsyncpgPool, pool), acquire_timeout_s, lost, guard)
 
 
 @dataclass(frozen=True, slots=True)

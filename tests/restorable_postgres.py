@@ -36,6 +36,17 @@ class RestorablePostgres:
         _own(self._server.cluster_dir, self._saved)
         self.start()
 
+    @contextmanager
+    def promoted_copy(self) -> Iterator[str]:
+        """Run a second server on the saved files, as a standby that was behind and has been promoted. Yield its URL."""
+        with short_directory() as directory:
+            server = EmbeddedPostgres(directory)
+            self._saved.rename(server.cluster_dir)
+            try:
+                yield self._loop.run(server.start())
+            finally:
+                self._loop.run(server.stop())
+
     def put_back(self) -> None:
         self.stop()
         shutil.rmtree(self._server.cluster_dir)

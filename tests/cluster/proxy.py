@@ -115,6 +115,10 @@ class PostgresProxy:
 
         self._loop.run(self._call(hold))
 
+    async def held(self) -> None:
+        """Wait until a held connection has sent a statement. This method may be called from any event loop."""
+        await asyncio.to_thread(self._loop.run, self._holding.wait())
+
     async def lose_held_statement(self, patience_s: float | None = None) -> None:
         """Wait until a held connection has sent a statement, or for `patience_s`. Then cut the node's ends of all
         connections. `heal` then still forwards the statement to Postgres, as a slow network would. This method may be
@@ -169,8 +173,12 @@ class PostgresProxy:
         """Connect clients to another server from now on, as after a failover, and cut their connections to the previous
         server.
         """
-        self._upstream = _address(database_url)
+        self.move_new_connections(database_url)
         self.reset()
+
+    def move_new_connections(self, database_url: str) -> None:
+        """Connect clients to another server from now on. Open connections still lead to the previous server."""
+        self._upstream = _address(database_url)
 
     def close(self) -> None:
         self.heal()

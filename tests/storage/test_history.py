@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import asyncpg
 import pytest
 
+from storage.byte_store import Range
 from storage.errors import StorageError, StorageUnavailable
 from storage.guard import Known
 from storage.history import HistoryStore
@@ -17,11 +18,13 @@ from storage.log import LogStore
 from storage.migrate import migrate
 from storage.pool import Database
 from storage.remembered import Remembered, write
+from storage.segments import SegmentDirectory
 from storage.topics import TopicStore
 from storage.transactions import TransactionStore
 from storage.types import NewTopic, PartitionKey, Topic
+from tests.cluster.proxy import proxied
 from tests.restorable_postgres import RestorablePostgres
-from tests.storage.batches import append, new_batch
+from tests.storage.batches import append, new_batch, read
 from tests.storage.transactions import Producer, read_committed
 
 DEADLINE_S = 30.0
@@ -100,6 +103,50 @@ async def test_one_lost_append_is_another_history(restorable: RestorablePostgres
         assert node.history.history > before
         assert await once_reached(lambda: append(node.log, new_batch(key))) == [1], "given a second time"
     finally:
+        await node.close()
+
+
+async def test_the_server_of_a_lost_history_acknowledges_no_append(restorable: RestorablePostgres) -> None:
+    """A primary that was cut off may still run after its standby was promoted, and connections to it may be open."""
+    node = await Node.open(restorable.url)
+    key = await node.topic()
+    await append(node.log, new_batch(key))
+    await node.close()
+    restorable.save()
+    with restorable.promoted_copy() as promoted, proxied(restorable.url) as proxy:
+        node = await Node.open(proxy.url)
+        try:
+            assert await append(node.log, new_batch(key)) == [1]
+            proxy.move_new_connections(promoted)
+            proxy.hold_open_connections()
+            late = asyncio.create_task(node.log.append([new_batch(key)]))
+            await proxy.held()
+            node.history.accept(*await node.history.adopt())
+            proxy.heal()
+            with pytest.raises(StorageUnavailable, match="another history"):
+                await late
+            assert await append(node.log, new_batch(key)) == [1], "an append that only the former primary has"
+        finally:
+            await node.close()
+
+
+async def test_a_read_that_spans_two_histories_has_no_result(database_url: str, tmp_path: Path) -> None:
+    node = await Node.open(database_url)
+    guard = node.database.guard
+
+    class Slow(SegmentDirectory):
+        async def load(self, object_id: int, ranges: Sequence[Range], look: Callable[[list[bytearray]], T]) -> T:
+            guard.accept(guard.history + 1, "another", 0)
+            return await super().load(object_id, ranges, look)
+
+    log = LogStore(node.database, Slow(tmp_path), inline_max_bytes=0)
+    try:
+        key = await node.topic()
+        await append(log, new_batch(key))
+        with pytest.raises(StorageUnavailable, match="another history"):
+            await read(log, key)
+    finally:
+        await log.close()
         await node.close()
 
 
