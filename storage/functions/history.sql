@@ -35,6 +35,14 @@ begin
         -- Derived from the clock, so that no id is assigned twice even if the same copy is restored twice: fewer than
         -- one id per microsecond is assigned.
         next_producer_id = case when next_producer_id < this_us then this_us else next_producer_id + 1000000 end;
+    -- A batch that waits for Postgres names its partition, and an upload its object. In units of the history's number,
+    -- no id is assigned twice even if the same copy is restored twice.
+    perform setval(ids.sequence, nextval(ids.sequence) + 1000000::bigint * this_history)
+    from (
+        values
+            (pg_get_serial_sequence('partition', 'partition_key')::regclass),
+            (pg_get_serial_sequence('log_object', 'object_id')::regclass)
+    ) ids (sequence);
     update transactional_producer t
     set producer_epoch       = least(t.producer_epoch + 1000, 32767),
         last_producer_epoch  = t.producer_epoch,

@@ -18,10 +18,11 @@ from storage.log import LogStore
 from storage.migrate import migrate
 from storage.pool import Database
 from storage.remembered import Remembered, write
+from storage.segment_writers import register_object
 from storage.segments import SegmentDirectory
 from storage.topics import TopicStore
 from storage.transactions import TransactionStore
-from storage.types import NewTopic, PartitionKey, Topic
+from storage.types import Appended, NewTopic, PartitionKey, Refusal, Topic, unregistered
 from tests.cluster.proxy import proxied
 from tests.restorable_postgres import RestorablePostgres
 from tests.storage.batches import append, new_batch, read
@@ -147,6 +148,29 @@ async def test_a_read_that_spans_two_histories_has_no_result(database_url: str, 
             await read(log, key)
     finally:
         await log.close()
+        await node.close()
+
+
+async def test_ids_that_a_lost_history_gave_out_are_not_given_out_again(restorable: RestorablePostgres) -> None:
+    """A batch that waited while Postgres was away would go to another topic, and an upload would replace another
+    object."""
+    node = await Node.open(restorable.url)
+    try:
+        restorable.save()
+        lost = await once_reached(node.topic)
+        await append(node.log, new_batch(lost))
+        lost_object = await register_object(node.database.hot, unregistered)
+        restorable.put_back()
+        with pytest.raises(StorageUnavailable, match="another history"):
+            await once_reached(lambda: node.log.append([new_batch(lost)]))
+        node.history.accept(*await node.history.adopt())
+        key = await once_reached(node.topic)
+        assert await node.log.append([new_batch(lost), new_batch(key)]) == [
+            Refusal.UNKNOWN_PARTITION,
+            Appended(0, 0, 0, False),
+        ]
+        assert await register_object(node.database.hot, unregistered) != lost_object
+    finally:
         await node.close()
 
 
