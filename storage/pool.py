@@ -21,6 +21,7 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Protocol, TypeVar, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
@@ -162,31 +163,37 @@ class LostSessions:
     slow. It would execute the statement after later ones of this process: an offset would go back to an older commit,
     or a batch would be written after its producer has been refused the next one and has numbered it anew. So the server
     processes are ended before any pool sends another statement, and an unknown outcome cannot change any more.
+
+    A server process is known by its id and its start. After a restart, in a container above all, Postgres gives the
+    same ids to processes that serve other connections.
     """
 
     def __init__(self) -> None:
-        self._process_ids: set[int] = set()
+        self._processes: set[tuple[int, datetime]] = set()
         self._ending = asyncio.Lock()
 
-    def watch(self, connection: _PooledConnection, process_id: int) -> None:
+    def watch(self, connection: _PooledConnection, process_id: int, started_at: datetime) -> None:
         """Remember the server process as soon as its connection is closed, for any reason."""
-        connection.add_termination_listener(lambda _: self._process_ids.add(process_id))
+        connection.add_termination_listener(lambda _: self._processes.add((process_id, started_at)))
 
     @property
     def any(self) -> bool:
-        return bool(self._process_ids)
+        return bool(self._processes)
 
     async def end(self, connection: Connection) -> None:
         """End the server processes. `connection` is a healthy one. Raise StorageUnavailable if a process still runs."""
         async with self._ending:
             for _ in range(_ATTEMPTS):
-                if not self._process_ids:
+                if not self._processes:
                     return
-                asked = list(self._process_ids)
-                running: list[int] = await connection.fetchval(statement("end_sessions"), asked, _END_SESSION_MS)
-                self._process_ids.difference_update(set(asked) - set(running))
-        if self._process_ids:
-            raise StorageUnavailable(f"Postgres does not end the processes of lost connections: {self._process_ids}")
+                asked = list(self._processes)
+                ids, starts = [each for each, _ in asked], [each for _, each in asked]
+                running: list[int] = await connection.fetchval(statement("end_sessions"), ids, starts, _END_SESSION_MS)
+                self._processes.difference_update(each for each in asked if each[0] not in running)
+        if self._processes:
+            raise StorageUnavailable(
+                f"Postgres does not end the processes of lost connections: {[each for each, _ in self._processes]}"
+            )
 
 
 class Pool:
@@ -387,7 +394,7 @@ def _prepare_session(
         known = guard.known()
         server = await connection.fetchrow(statement("history_witness"))
         assert server is not None
-        lost.watch(connection, server["process_id"])
+        lost.watch(connection, server["process_id"], server["started_at"])
         present: Row | None = None
         if guard.accepted and server["identity"] is not None:
             present = await connection.fetchrow(statement("present_history"), known.transactions)

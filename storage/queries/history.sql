@@ -1,6 +1,6 @@
 -- name: history_witness
--- Identity of this server and its files, how far its write-ahead log is on disk, and which server process answers. The
--- first two are null on a standby. The timeline changes with every promotion, the ids of database and table with every
+-- Identity of this server and its files, how far its write-ahead log is on disk, and which server process answers, since
+-- when. The first two are null on a standby. The timeline changes with every promotion, the ids of database and table with every
 -- restored dump.
 select
     case when not pg_is_in_recovery() then concat_ws(
@@ -11,7 +11,8 @@ select
         to_regclass('sluice.cluster')::oid
     ) end as identity,
     case when not pg_is_in_recovery() then (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint end as flushed_lsn,
-    pg_backend_pid() as process_id;
+    pg_backend_pid() as process_id,
+    (select a.backend_start from pg_stat_activity a where a.pid = pg_backend_pid()) as started_at;
 
 -- name: history_is_kept
 -- Return whether the database already has Sluice's tables.

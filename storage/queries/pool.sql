@@ -12,13 +12,14 @@ select set_config('synchronous_commit', 'on', false) where current_setting('sync
 select pg_backend_pid();
 
 -- name: end_sessions
--- End the server processes $1 of this role in this database; return those that have not ended after $2 milliseconds
--- each. A process that ends by itself in the meantime may be returned, too.
+-- End the server processes $1, which started at $2, of this role in this database; return those that have not ended
+-- after $3 milliseconds each. A process that ends by itself in the meantime may be returned, too.
 select coalesce(array_agg(told.pid), '{}')
 from (
-    select a.pid, pg_terminate_backend(a.pid, $2) as ended
+    select a.pid, pg_terminate_backend(a.pid, $3) as ended
     from pg_stat_activity a
-    where a.pid = any ($1::integer[]) and a.datname = current_database() and a.usename = current_user
+    where (a.pid, a.backend_start) in (select * from unnest($1::integer[], $2::timestamptz[]))
+        and a.datname = current_database() and a.usename = current_user
         and a.application_name = current_setting('application_name')
     offset 0
 ) told

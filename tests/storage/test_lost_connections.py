@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, cast
 
 import asyncpg
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from storage.errors import StorageUnavailable
 from storage.log import LogStore
 from storage.offsets import OffsetStore
-from storage.pool import Database
+from storage.pool import Database, LostSessions
 from storage.types import CoordinatorLease, OffsetCommit, PartitionKey, Refusal
 from tests.cluster.proxy import PostgresProxy, proxied
 from tests.steps.waiting import until
@@ -37,6 +38,13 @@ async def distant(proxy: PostgresProxy) -> AsyncIterator[Database]:
 
 async def _server_process(database: Database) -> int:
     return await database.hot.fetch_value("select pg_backend_pid()")
+
+
+class _Closed:
+    """A connection that is lost as soon as its end is listened to."""
+
+    def add_termination_listener(self, callback: Callable[[object], None]) -> None:
+        callback(self)
 
 
 async def _until_ended(sql: asyncpg.Connection, process_id: int) -> None:
@@ -90,6 +98,22 @@ async def test_commit_read_late_does_not_replace_a_later_one(
     proxy.heal()
     await _until_ended(sql, process_id)
     assert [found.committed_offset for found in await store.fetch("simple")] == [300]
+
+
+async def test_server_process_with_the_id_of_a_lost_one_goes_on(
+    database: Database, key: PartitionKey, sql: asyncpg.Connection
+) -> None:
+    """A container that is started again gives its processes the same ids."""
+    process_id = await _server_process(database)
+    start = "select backend_start - interval '1 hour' from pg_stat_activity where pid = $1"
+    lost = LostSessions()
+    started_at = await sql.fetchval(start, process_id)
+    assert started_at is not None
+    lost.watch(cast(Any, _Closed()), process_id, started_at)
+    async with database.cold.connection() as connection:
+        await lost.end(connection)
+    assert not lost.any
+    assert await _server_process(database) == process_id
 
 
 async def test_server_process_that_does_not_end_keeps_later_statements_back(
