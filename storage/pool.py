@@ -28,7 +28,7 @@ import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from storage.database_url import parse_database_url
 from storage.errors import PoolerError, StorageError, StorageUnavailable
-from storage.guard import HistoryGuard, Witness
+from storage.guard import HistoryGuard, Known, Witness
 from storage.queries import statement
 from storage.schema import SEARCH_PATH
 
@@ -73,6 +73,9 @@ opened.
 
 _ATTEMPTS = 4
 _RETRY_DELAY_S = 0.02
+
+CONFIRM_S = 5.0
+"""How long a check of the history waits for a connection, and for each answer."""
 
 _END_SESSION_MS = 1_000
 """How long one attempt waits for a server process to end. A process that is committing ends after the commit."""
@@ -395,13 +398,19 @@ def _prepare_session(
         server = await connection.fetchrow(statement("history_witness"))
         assert server is not None
         lost.watch(connection, server["process_id"], server["started_at"])
-        present: Row | None = None
-        if guard.accepted and server["identity"] is not None:
-            present = await connection.fetchrow(statement("present_history"), known.transactions)
-        history, has_all = (None, False) if present is None else (present["history"], present["has_all"])
-        guard.check(Witness(server["identity"], server["flushed_lsn"], history, has_all), known)
+        await _check_history(connection, guard, known, server)
 
     return prepare
+
+
+async def _check_history(connection: Connection, guard: HistoryGuard, known: Known, server: Row) -> None:
+    """Raise StorageUnavailable unless the connection leads into the accepted history. `server` is the row of
+    history_witness."""
+    present: Row | None = None
+    if guard.accepted and server["identity"] is not None:
+        present = await connection.fetchrow(statement("present_history"), known.transactions)
+    history, has_all = (None, False) if present is None else (present["history"], present["has_all"])
+    guard.check(Witness(server["identity"], server["flushed_lsn"], history, has_all), known)
 
 
 async def _open_pool(
@@ -496,6 +505,18 @@ class Database:
             await asyncio.gather(*(pool.close(timeout_s=1.0) for pool in pools))
             raise
         return cls(*pools, url=url, guard=guard)
+
+    async def confirm_history(self) -> None:
+        """Raise StorageUnavailable unless a new connection leads into the accepted history. After a failover, open
+        connections may lead to the former server for as long as it runs."""
+        async with translated_errors():
+            connection = await connect(self.url, SESSION_SETTINGS, timeout=CONFIRM_S, command_timeout=CONFIRM_S)
+            try:
+                known = self.guard.known()
+                server = await connection.fetchrow(statement("history_witness"))
+                await _check_history(connection, self.guard, known, server)
+            finally:
+                connection.terminate()
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """Wait for running calls for at most `timeout_s`, then close their connections."""

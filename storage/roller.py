@@ -81,6 +81,7 @@ class Roller:
         size and age; −1 chooses the age that fits the store."""
         self._max_bytes = max_bytes
         self._max_age_ms = max_age_ms
+        self._database = database
         self._pool = database.cold
         self._store = store
         self._sizes = sizes
@@ -255,7 +256,11 @@ class Roller:
         self, store: ByteStore, change: Callable[[], Awaitable[None]], query: str, *arguments: object
     ) -> bool:
         """Change the store, then run a statement that says so. Return False, and do neither, while a backup copies the
-        store, or if the store belongs to another database by now. Raise OSError."""
+        store, or if the store belongs to another database by now. Raise OSError.
+
+        Raise StorageUnavailable if Postgres has failed over: the former server does not know what other nodes have
+        written since."""
+        await self._database.confirm_history()
         if await read_identity(store) != (await self._pool.fetch_value(statement("log_store"))):
             logger.error(
                 "the store holds the records of another database: no object is removed; check --log-store",

@@ -18,6 +18,7 @@ from storage.log import LogStore
 from storage.migrate import migrate
 from storage.pool import Database
 from storage.remembered import Remembered, write
+from storage.roller import Roller
 from storage.segment_writers import register_object
 from storage.segments import SegmentDirectory
 from storage.topics import TopicStore
@@ -128,6 +129,32 @@ async def test_the_server_of_a_lost_history_acknowledges_no_append(restorable: R
                 await late
             assert await append(node.log, new_batch(key)) == [1], "an append that only the former primary has"
         finally:
+            await node.close()
+
+
+async def test_a_node_at_the_server_of_a_lost_history_removes_no_bytes(
+    restorable: RestorablePostgres, tmp_path: Path
+) -> None:
+    """The former primary does not know the objects that other nodes have written since the failover."""
+    node = await Node.open(restorable.url)
+    key = await node.topic()
+    await node.close()
+    restorable.save()
+    store = SegmentDirectory(tmp_path)
+    with restorable.promoted_copy() as promoted, proxied(restorable.url) as proxy:
+        former, node = await Node.open(proxy.url), await Node.open(promoted)
+        log, roller = LogStore(node.database, store, inline_max_bytes=0), Roller(former.database, former.log, store)
+        try:
+            node.history.accept(*await node.history.adopt())
+            await append(log, new_batch(key))
+            proxy.move_new_connections(promoted)
+            with pytest.raises(StorageUnavailable, match="another history"):
+                await roller.sweep(grace_ms=0)
+            assert (await read(log, key)).batches
+        finally:
+            await roller.close()
+            await log.close()
+            await former.close()
             await node.close()
 
 
