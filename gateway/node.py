@@ -70,6 +70,9 @@ logger = structlog.get_logger(__name__)
 
 REMEMBER_INTERVAL_MS = 5_000
 """Interval at which a node writes down what it knows of its history, for its next run."""
+CONFIRM_INTERVAL_MS = 5_000
+"""Interval at which a node checks by a new connection that its history goes on. Its open connections may lead to a
+former primary for as long as that server runs."""
 
 
 class StagesWithFaults(Protocol):
@@ -152,6 +155,7 @@ class Node:
             regular=False,
         )
         start("memory of the history", remember, interval_ms=REMEMBER_INTERVAL_MS)
+        start("check of the history", database.confirm_history, interval_ms=CONFIRM_INTERVAL_MS)
         await wait_for_locks(leases.renew)
         undo.push("leases", STEP_TIMEOUT_S, leases.release)
 

@@ -16,6 +16,7 @@ from protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopic,
 )
 from protocol.messages.produce import PartitionProduceResponse
+from tests.cluster.proxy import proxied
 from tests.cluster.records import produce
 from tests.frames.members import create_topic
 from tests.gateway_process import GatewayProcess
@@ -130,4 +131,26 @@ async def test_acknowledged_records_that_a_restore_removed_are_served_by_no_node
             assert len({given, again, fresh}) == 3
     finally:
         for node in nodes:
+            node.close()
+
+
+async def test_a_node_whose_connections_stay_open_follows_a_failover(
+    restorable: RestorablePostgres, tmp_path: Path
+) -> None:
+    """A proxy in front of Postgres may keep connections to a former primary that is still running."""
+    with proxied(restorable.url) as proxy:
+        node = GatewayProcess(tmp_path, database_url=proxy.url, settings={}, environment={})
+        try:
+            node.start()
+            async with await WireClient.connect(node.bootstrap) as client:
+                await create_topic(client, "t")
+                assert await until_ok(client, "t") == 0
+                restorable.save()
+                with restorable.promoted_copy() as promoted:
+                    assert await until_ok(client, "t") == 1
+                    before = await epoch_of(client, "t")
+                    proxy.move_new_connections(promoted)
+                    await epoch_after(client, "t", before)
+                    assert await until_ok(client, "t", b"new") == 1, "a record that only the former primary has"
+        finally:
             node.close()
