@@ -74,6 +74,10 @@ async def test_records_hides_an_open_transaction_behind_other_batches_of_its_chu
     await transactional.end(committed=committed)
     shown = [(0, b"plain"), (1, b"open"), (2, b"plain")] if committed else [(0, b"plain"), (2, b"plain")]
     assert [tuple(row) for row in await sql.fetch(read, topic)] == shown
+    # Other tests share this gateway, and one of them expects that no transactional id is in use.
+    await sql.execute(
+        "delete from sluice.transactional_producer where transactional_id = $1", transactional.transactional_id
+    )
     await log.close()
     await database.close()
 

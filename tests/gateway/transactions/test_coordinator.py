@@ -28,11 +28,12 @@ READ_COMMITTED = 1
 @pytest.fixture
 async def nodes(database_url: str) -> AsyncIterator[tuple[DataPlane, DataPlane]]:
     """Two nodes on one database, each informed of the other's markers."""
+    loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(data_plane(database_url, name="node-1"))
         second = await stack.enter_async_context(data_plane(database_url, name="node-2"))
-        first.markers.listener = Hears(second.tail.heard)
-        second.markers.listener = Hears(first.tail.heard)
+        first.markers.listener = Hears(lambda key, end: second.tail.heard(key, end, loop.time()))
+        second.markers.listener = Hears(lambda key, end: first.tail.heard(key, end, loop.time()))
         yield first, second
 
 
