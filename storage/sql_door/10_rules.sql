@@ -249,11 +249,16 @@ end
 $$;
 
 create or replace function sluice.door_refuse_prepare() returns void
-language plpgsql stable
+language plpgsql volatile
 as $$
--- The deferred trigger also runs for PREPARE TRANSACTION, which only the statement's text shows. That statement can stand
--- only at top level, so it ends what the client has sent, apart from comments.
+-- The deferred trigger also runs for PREPARE TRANSACTION. If the client's text ends with this statement in one of its
+-- usual forms, the error says what to do. In whatever form the client writes it, Postgres prepares no transaction that
+-- holds a lock of the session and a lock of the transaction with one key. The session keeps its lock, for which nobody
+-- waits. The first condition is cheap, and true for every such text.
 begin
+    if current_query() !~* 'prepare' then
+        return;
+    end if;
     if current_query() ~* replace(
         '(^|;)_*prepare_+transaction_+([eu&]*''[^'']*''|\$\w*\$.*\$\w*\$)(_|;)*$',
         '_', '(\s|--[^\n]*(\n|$)|/\*([^*]|\*+[^*/])*\*+/)')
@@ -263,6 +268,8 @@ begin
             message = 'a transaction with staged records or offsets cannot be prepared for two-phase commit',
             hint = 'Commit the transaction with COMMIT, or produce from a transaction of its own.';
     end if;
+    perform pg_try_advisory_lock_shared(771903216, pg_backend_pid()),
+        pg_try_advisory_xact_lock_shared(771903216, pg_backend_pid());
 end
 $$;
 

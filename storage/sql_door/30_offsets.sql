@@ -154,16 +154,23 @@ begin
     end if;
     perform door_refuse_prepare();
     now_ms := (extract(epoch from clock_timestamp()) * 1000)::bigint;
-    insert into consumer_group (group_id, shard, group_type, state, state_timestamp_ms, generation_id, document)
-    select distinct s.group_id, door_shard(s.group_id), 'classic', 'Empty', now_ms, 0, '{}'::jsonb
-    from staged_offset s
-    where s.xid = new.xid and s.committed_ms is null and s.generation_id is null
-        and not exists (select from consumer_group g where g.group_id = s.group_id)
-    order by s.group_id
-    on conflict (group_id) do nothing;
-    perform 1 from consumer_group g
-    where g.group_id in (select s.group_id from staged_offset s where s.xid = new.xid and s.committed_ms is null)
-    order by g.group_id for share;
+    loop
+        insert into consumer_group (group_id, shard, group_type, state, state_timestamp_ms, generation_id, document)
+        select distinct s.group_id, door_shard(s.group_id), 'classic', 'Empty', now_ms, 0, '{}'::jsonb
+        from staged_offset s
+        where s.xid = new.xid and s.committed_ms is null and s.generation_id is null
+            and not exists (select from consumer_group g where g.group_id = s.group_id)
+        order by s.group_id
+        on conflict (group_id) do nothing;
+        perform 1 from consumer_group g
+        where g.group_id in (select s.group_id from staged_offset s where s.xid = new.xid and s.committed_ms is null)
+        order by g.group_id for share;
+        -- The lock may have waited for a transaction that removed a group without members. Such a group begins anew.
+        perform 1 from staged_offset s
+        where s.xid = new.xid and s.committed_ms is null and s.generation_id is null
+            and not exists (select from consumer_group g where g.group_id = s.group_id);
+        exit when not found;
+    end loop;
     for staged in
         select s.*, t.name as topic
         from staged_offset s left join topic t on t.topic_id = s.topic_id and t.deleted_at is null

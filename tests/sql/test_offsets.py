@@ -139,6 +139,39 @@ async def test_a_rebalance_after_the_call_fences_the_commit(
     assert await sql.fetch("select * from kafka.committed($1)", group) == []
 
 
+@pytest.mark.parametrize(("isolation", "sqlstate"), [("read committed", None), ("repeatable read", "40001")])
+async def test_a_commit_that_waits_for_the_removal_of_its_group_begins_the_group_anew(
+    gateway: GatewayProcess, sql: Connection, topic: str, isolation: str, sqlstate: str | None
+) -> None:
+    group = f"removed-{isolation}"
+    await sql.execute(COMMIT, group, topic, 0, 1, None, None)
+    assert gateway.database_url is not None
+    removing, looking = await asyncpg.connect(gateway.database_url), await asyncpg.connect(gateway.database_url)
+    removal = removing.transaction()
+    await removal.start()
+    await removing.execute("delete from sluice.committed_offset where group_id = $1", group)
+    await removing.execute("delete from sluice.consumer_group where group_id = $1", group)
+
+    async def commit() -> None:
+        async with sql.transaction(isolation=isolation.replace(" ", "_")):
+            await sql.execute(COMMIT, group, topic, 0, 2, None, None)
+
+    committing = asyncio.create_task(commit())
+    waits = "select exists (select from pg_stat_activity where pid = $1 and wait_event_type = 'Lock')"
+    await until(lambda: looking.fetchval(waits, sql.get_server_pid()), "the commit waits")
+    await removal.commit()
+    if sqlstate is None:
+        await committing
+    else:
+        with pytest.raises(asyncpg.PostgresError) as refused:
+            await committing
+        assert error(refused).sqlstate == sqlstate
+    offsets = await sql.fetch('select "offset" from kafka.committed($1)', group)
+    assert [row["offset"] for row in offsets] == ([2] if sqlstate is None else [])
+    await removing.close()
+    await looking.close()
+
+
 async def test_a_group_without_members_commits_without_a_fence(
     sql: Connection, topic: str, gateway: GatewayProcess
 ) -> None:
