@@ -253,8 +253,8 @@ language plpgsql volatile
 as $$
 -- The deferred trigger also runs for PREPARE TRANSACTION. If the client's text ends with this statement in one of its
 -- usual forms, the error says what to do. In whatever form the client writes it, Postgres prepares no transaction that
--- holds a lock of the session and a lock of the transaction with one key. The session keeps its lock, for which nobody
--- waits. The first condition is cheap, and true for every such text.
+-- holds a lock of the session and a lock of the transaction with one key. The session keeps its lock, which delays no
+-- other session. The first condition is cheap, and true for every such text.
 begin
     if current_query() !~* 'prepare' then
         return;
