@@ -252,7 +252,7 @@ create or replace function sluice.door_refuse_prepare() returns void
 language plpgsql volatile
 as $$
 -- The deferred trigger also runs for PREPARE TRANSACTION. If the client's text ends with this statement in one of its
--- usual forms, the error says what to do. In whatever form the client writes it, Postgres prepares no transaction that
+-- usual forms, the error says what to do. Its other forms fail, too, because Postgres prepares no transaction that
 -- holds a lock of the session and a lock of the transaction with one key. The session keeps its lock, which delays no
 -- other session. The first condition is cheap, and true for every such text.
 begin
