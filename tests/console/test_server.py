@@ -20,6 +20,18 @@ from typing import Any
 import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
 
 from tests.conftest import gateways
 from tests.console.consoles import Consoled, Person, start_consoled
@@ -482,18 +494,6 @@ def guarded(postgres: Databases) -> Iterator[Consoled]:
 
 
 def _prepare(console: Consoled) -> None:
-    from confluent_kafka.admin import (
-        AclBinding,
-        AclOperation,
-        AclPermissionType,
-        AdminClient,
-        ResourcePatternType,
-        ResourceType,
-        ScramCredentialInfo,
-        ScramMechanism,
-        UserScramCredentialUpsertion,
-    )
-
     admin = AdminClient({"bootstrap.servers": console.gateway.bootstrap})
     for mechanism, user in ((ScramMechanism.SCRAM_SHA_256, "alice"), (ScramMechanism.SCRAM_SHA_512, "bob")):
         info = ScramCredentialInfo(mechanism, 4096)
@@ -564,16 +564,6 @@ def test_timeline_names_no_hidden_topic_of_a_refused_commit(guarded: Consoled):
 
 
 def test_open_page_of_a_group_ends_when_its_viewer_may_not_see_the_group_any_more(guarded: Consoled):
-    from confluent_kafka.admin import (
-        AclBinding,
-        AclBindingFilter,
-        AclOperation,
-        AclPermissionType,
-        AdminClient,
-        ResourcePatternType,
-        ResourceType,
-    )
-
     kind, pattern, permission = ResourceType.GROUP, ResourcePatternType.LITERAL, AclPermissionType.ALLOW
     fields = kind, "lent", pattern, "User:alice", "*", AclOperation.DESCRIBE, permission
     binding, same = AclBinding(*fields), AclBindingFilter(*fields)
