@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.gateway_process import ROOT
 from tests.trust.members import ALL_KINDS
+from tests.trust.nemeses import NEMESES
 from tests.trust.record import record
 from tests.trust.report import write_report
 from tests.trust.run import run
@@ -48,12 +49,16 @@ def main() -> int:
         "--standby", action=argparse.BooleanOptionalAction, help="whether Postgres has a synchronous standby (by seed)"
     )
     parser.add_argument("--clients", nargs="+", choices=ALL_KINDS, help="kinds of clients (by seed)")
+    parser.add_argument("--faults", nargs="+", choices=sorted(NEMESES), metavar="FAULT", help="only these faults")
     parser.add_argument("--record", type=Path, help="append a line to this table of runs (docs/trust-runs.csv)")
     arguments = parser.parse_args()
     seed = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
     commit = _commit()
     _say(f"Seed {seed}, {arguments.minutes:g} minutes, commit {commit}.")
-    verdict = run(seed, arguments.minutes * 60, standby=arguments.standby, kinds=arguments.clients, say=_say)
+    faults = arguments.faults or NEMESES
+    verdict = run(
+        seed, arguments.minutes * 60, standby=arguments.standby, kinds=arguments.clients, faults=faults, say=_say
+    )
     for name, sentences in verdict.violations.items():
         _say(f"{'ok  ' if not sentences else 'FAIL'} {name}")
         for sentence in sentences:

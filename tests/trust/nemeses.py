@@ -272,6 +272,52 @@ def kill_the_bucket(world: World, _: random.Random) -> str:
     return "S3 server killed by SIGKILL, and started again"
 
 
+def limit_clients(world: World, chance: random.Random) -> str:
+    """Set a quota that no client can keep. Nodes mute the connections above it, so members miss their heartbeats."""
+    bytes_per_s, limited_s = chance.choice((1, 1_000, 50_000)), _length(chance, 1.0, 3 * TTL_S)
+    world.limit_clients(bytes_per_s)
+    _wait(limited_s)
+    world.limit_clients(None)
+    return f"clients limited to {bytes_per_s} B/s for {limited_s:.1f} s"
+
+
+SUDDEN: tuple[Nemesis, ...] = (
+    kill_a_node,
+    kill_all_nodes,
+    stop_a_node,
+    restart_all_nodes_in_turn,
+    freeze_a_node,
+    kill_postgres,
+    freeze_postgres,
+    cut_clients_off,
+    reset_clients,
+    cut_a_node_off_postgres,
+    break_postgres_connections,
+    hold_row_locks,
+)
+"""Faults that every run can have, and that `two_at_once` injects into a cluster with a node that is late already."""
+
+
+def two_at_once(world: World, chance: random.Random) -> str:
+    """Inject a second fault while one node receives notifications, statements or requests late or not at all.
+
+    If the second fault repairs a connection of the same node, it ends the first fault early.
+    """
+    node, delay_s = chance.choice(world.nodes), chance.uniform(0.02, 0.5)
+    first: list[tuple[str, Callable[[], None]]] = [
+        ("hears no notification", node.postgres.silence),
+        (f"has Postgres {delay_s * 1000:.0f} ms late", lambda: node.postgres.delay(delay_s)),
+        (f"has its clients {delay_s * 1000:.0f} ms late", lambda: node.link.delay(delay_s)),
+    ]
+    description, begin = chance.choice(first)
+    begin()
+    _wait(_length(chance, 0.0, TTL_S))
+    second = chance.choice(SUDDEN)(world, chance)
+    node.postgres.heal()
+    node.link.heal()
+    return f"{second}, while {node.name} {description}"
+
+
 NEMESES: Mapping[str, Nemesis] = {
     nemesis.__name__: nemesis
     for nemesis in (
@@ -302,6 +348,8 @@ NEMESES: Mapping[str, Nemesis] = {
         disturb_the_bucket,
         cut_the_bucket,
         kill_the_bucket,
+        limit_clients,
+        two_at_once,
     )
 }
 

@@ -14,6 +14,8 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +50,9 @@ NODE_START_S = 240.0
 NODE_TTL_MS = 5_000
 LOCKED_TABLES = ("partition", "committed_offset", "consumer_group", "transactional_producer", "coordinator_lease")
 """Tables whose rows another session may lock, as an administrator's forgotten transaction does."""
+
+QUOTAS = ("producer_byte_rate", "consumer_byte_rate")
+"""Quotas by which a fault limits clients."""
 
 SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
@@ -159,6 +164,7 @@ class World:
         self._stack = contextlib.ExitStack()
         self.nodes: list[Node] = []
         self._snapshot: asyncpg.Connection | None = None
+        self._limited = False
         cuttable = compiler() is not None and not standby and store is not Store.SMALL_DISK
         self.disk = Disk(directory) if cuttable else None
         """The disk with simulated power cuts. It is None if no C compiler exists, if there is a standby, or if the
@@ -340,8 +346,8 @@ class World:
                 return
 
     def heal(self) -> None:
-        """End every lasting fault: wake nodes, set clocks, open proxies, release snapshots, and start nodes that are
-        down.
+        """End every lasting fault: wake nodes, set clocks, open proxies, release snapshots, start nodes that are down,
+        and remove quotas.
         """
         self._release_snapshot()
         if self.disk is not None:
@@ -357,6 +363,34 @@ class World:
             node.postgres.heal()
             if not node.process.running:
                 node.process.start()
+        if self._limited:
+            self.limit_clients(None)
+
+    def limit_clients(self, bytes_per_s: int | None) -> None:
+        """Set the quota of every client id for produced and for consumed bytes, or remove it (None)."""
+        if bytes_per_s is None:
+            self._quotas("remove")
+        else:
+            self._quotas("set", *(f"{quota}={bytes_per_s}" for quota in QUOTAS))
+        self._limited = bytes_per_s is not None
+
+    def _quotas(self, verb: str, *values: str) -> None:
+        """Change the quota by the command line, at the first node's own address. Repeat the command if it fails."""
+        command = [sys.executable, "-m", "gateway.cli", "quotas", verb, *values, "--default-client-id"]
+        deadline_s = time.monotonic() + POSTGRES_S
+        while True:
+            done = subprocess.run(
+                [*command, "--bootstrap", self.nodes[0].process.bootstrap],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            # A removal whose answer was lost fails when it is repeated.
+            if not done.returncode or (verb == "remove" and "there is no quota" in done.stderr):
+                return
+            if time.monotonic() > deadline_s:
+                raise AssertionError(f"sluice quotas {verb}: {done.stderr}")
 
     def removed_members(self) -> set[tuple[str, str]]:
         """Return group and client id of each member that the coordinator removed without a request, according to the
