@@ -43,8 +43,7 @@ SEAL_AFTER_MS = 30 * 60_000
 """An object that is open for this long was left by a process that died; see segment_writers.MAX_AGE_S."""
 
 GRACE_MS = 60_000
-"""Longer than any append may last. A sealed object may still become referenced, and an unknown one is kept, for this
-long."""
+"""How long a sealed object is left alone, and an unknown one is kept."""
 
 KEPT_MS = 25_000
 """How long an unreferenced object is kept: longer than a read may last after it has looked up where its bytes lie (a

@@ -1,9 +1,9 @@
 """Assign segments to appends: one open file for each append in progress, each registered in Postgres.
 
 The one idea: a file is registered before it is created, and sealed when no writer will append to it any more. An
-append's transaction checks that its file is still open. So references to a sealed file can only become fewer, and a
-node that finds none may delete the file. The registration of the writer's node lies beside the file's, so that other
-nodes seal what a killed process has left open.
+append's transaction checks that its file is still open, and a lock keeps the file open until the transaction has ended.
+So references to a sealed file can only become fewer, and a node that finds none may delete the file. The registration
+of the writer's node lies beside the file's, so that other nodes seal what a killed process has left open.
 
 This module decides no offsets. `storage/log.py` decides what is written where.
 """

@@ -112,7 +112,9 @@ begin
     last_stable_offsets := array_fill(null::bigint, array[entry_total]);
 
     if p_object_id is not null then
-        perform 1 from log_object o where o.object_id = p_object_id and o.sealed_at is null;
+        -- The lock keeps the object open until the end of this transaction, however long its commit takes. Otherwise the
+        -- roller could seal the object and remove it, because the roller does not see these chunks yet.
+        perform 1 from log_object o where o.object_id = p_object_id and o.sealed_at is null for share;
         if not found then
             sealed := true;
             return;
@@ -643,7 +645,8 @@ begin
     sealed    := false;
     undecided := false;
     if p_object_id is not null then
-        perform 1 from log_object o where o.object_id = p_object_id and o.sealed_at is null;
+        -- See append_chunks for the lock.
+        perform 1 from log_object o where o.object_id = p_object_id and o.sealed_at is null for share;
         if not found then
             sealed := true;
             return;

@@ -47,7 +47,8 @@ declare
     previous_last  bigint := -1;
 begin
     if p_object_id is not null then
-        perform 1 from log_object o where o.object_id = p_object_id and o.sealed_at is null;
+        -- See append_chunks for the lock.
+        perform 1 from log_object o where o.object_id = p_object_id and o.sealed_at is null for share;
         if not found then
             refusal := 'sealed';
             return;

@@ -34,17 +34,23 @@ select position, records from inline_records where slot = $1 and position = any 
 select truncate_inline($1);
 
 -- name: seal_abandoned_objects
--- Seal objects whose node has ended or has registered anew, and those that are $1 ms old. If a process still has one
--- open, because it was asleep or its objects name no node, it finds out when it next appends.
-update log_object o set sealed_at = clock_timestamp()
-where o.sealed_at is null
-    and (
-        o.created_at < clock_timestamp() - $1::bigint * interval '1 millisecond'
-        or o.node_id is not null and not exists (
-            select from node n
-            where n.node_id = o.node_id and n.incarnation = o.incarnation and n.expires_at > clock_timestamp()
+-- Seal objects whose node has ended or has registered anew, and those that are $1 ms old, except those that a transaction
+-- in progress is about to name. If a process still has one open, because it was asleep or its objects name no node, it
+-- finds out when it next appends.
+with abandoned as (
+    select o.object_id
+    from log_object o
+    where o.sealed_at is null
+        and (
+            o.created_at < clock_timestamp() - $1::bigint * interval '1 millisecond'
+            or o.node_id is not null and not exists (
+                select from node n
+                where n.node_id = o.node_id and n.incarnation = o.incarnation and n.expires_at > clock_timestamp()
+            )
         )
-    );
+    for no key update of o skip locked
+)
+update log_object o set sealed_at = clock_timestamp() from abandoned a where o.object_id = a.object_id;
 
 -- name: sealed_objects
 -- Objects that have received no append for $1 ms. Run this before their chunks are counted.

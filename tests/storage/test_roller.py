@@ -14,14 +14,16 @@ import asyncpg
 import pytest
 
 from storage import retention
+from storage.append_group import AppendGroup
 from storage.errors import StorageUnavailable
 from storage.log import LogStore
 from storage.mover import Sizes
 from storage.pool import Database, Pool, Row
 from storage.queries import statement
 from storage.roller import Roller
+from storage.segment_writers import register_object
 from storage.segments import SegmentDirectory
-from storage.types import NewBatch, PartitionKey, ReadRequest, Refusal
+from storage.types import NewBatch, PartitionKey, ReadRequest, Refusal, unregistered
 from tests.storage.batches import DEADLINE_S, EVERYTHING, append, append_each, new_batch, offsets, read
 from tests.storage.conftest import MakeTopic
 
@@ -192,6 +194,34 @@ async def test_a_segment_that_is_open_is_never_removed(
     assert await roller.sweep(grace_ms=0) == 0
     assert await append(log, new_batch(key, size_bytes=50_000)) == [0]
     assert len((await read(log, key)).batches) == 1
+
+
+@pytest.mark.parametrize("function", ["append_plain", "append_chunks"])
+async def test_a_segment_stays_open_while_an_append_hangs_in_its_commit(
+    database: Database,
+    log: LogStore,
+    roller: Roller,
+    key: PartitionKey,
+    sql: asyncpg.Connection,
+    directory: SegmentDirectory,
+    function: str,
+) -> None:
+    """The connection of the append may be lost, and a commit that waits for a standby may take minutes."""
+    batch = new_batch(key, size_bytes=50_000)
+    object_id = await register_object(database.hot, unregistered)
+    await directory.put(object_id, [batch.records])
+    await sql.execute("update log_object set created_at = created_at - interval '1 hour'")
+    group = AppendGroup([batch])
+    arguments = group.plain_arguments(object_id=object_id, position=0)
+    if function == "append_chunks":
+        arguments = group.arguments(wait=True, object_id=object_id, position=0)
+    assert arguments is not None
+    async with sql.transaction():
+        await sql.fetchrow(statement(function), *arguments)
+        assert await roller.sweep(grace_ms=0) == 0
+    assert len((await read(log, key)).batches) == 1
+    assert await roller.sweep(grace_ms=0) == 0
+    assert await sql.fetchval("select count(*) from log_object where sealed_at is not null") == 1
 
 
 async def test_a_sparse_segment_is_rewritten(
