@@ -150,7 +150,11 @@ class Node:
         background = build_background(settings, broker, stores, cluster, log, groups, transactions, clock, metrics)
         start(
             "history",
-            Histories(history, (log, cluster, share, transactions), background.reconciler.hearing).follow,
+            Histories(
+                *(history, (log, cluster, share, transactions)),
+                announce=stores.roller.begin_history,
+                begun=background.reconciler.hearing,
+            ).follow,
             interval_ms=0,
             regular=False,
         )

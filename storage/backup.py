@@ -35,7 +35,7 @@ from storage.postgres_programs import bin_directory
 from storage.private_files import FILE_MODE, create_file, make_directory, restrict_directory, sync_directory, write_file
 from storage.queries import statement
 from storage.segments import SegmentDirectory
-from storage.store import identity_marker, reach_store, unusable
+from storage.store import Marker, parse_marker, reach_store, unusable
 
 DUMP = "database.dump"
 LOG = "log"
@@ -170,13 +170,19 @@ def _prepare(target: Path, marker: bytes | None) -> None:
             _refuse_others(target / LOG, lambda name: name.endswith(".segment") or name in _LOG_NAMES)
             restrict_directory(target / LOG)
         there = target / LOG / MARKER
-        if there.exists() and there.read_bytes() != marker:
+        if there.exists() and not _of_one_store(there.read_bytes(), marker, target):
             raise StorageError(f"{target} holds the backup of another database: give another directory")
         if marker is not None:
             write_file(there, marker)
         (target / MANIFEST).unlink(missing_ok=True)
     except OSError as error:
         raise StorageError(f"cannot write to {target}: {error.strerror or error}") from error
+
+
+def _of_one_store(earlier: bytes, marker: bytes | None, target: Path) -> bool:
+    """Return whether two markers name the same store. Its history may have changed since."""
+    where = str(target / LOG)
+    return marker is not None and parse_marker(earlier, where).store_id == parse_marker(marker, where).store_id
 
 
 def _refuse_others(directory: Path, is_ours: Callable[[str], bool]) -> None:
@@ -305,7 +311,7 @@ async def _make_own(url: str, store: ByteStore) -> None:
             await connection.close()
     try:
         if changed is not None:
-            await store.create_marker(identity_marker(store_id))
+            await store.create_marker(Marker(store_id).content())
     except OSError as error:
         raise unusable(store.location, error) from error
 

@@ -84,6 +84,10 @@ class ByteStore(Protocol):
         """Write the marker. Raise FileExistsError if one exists, as far as the store can tell."""
         ...
 
+    async def replace_marker(self, marker: bytes) -> None:
+        """Write the marker in place of the present one."""
+        ...
+
     def close(self) -> None:
         """Release threads. Calls in progress may end or not."""
         ...

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from storage.byte_store import ByteStore
 from storage.chunk_reader import ChunkReader
 from storage.chunks import Chunk, DamagedChunkError, chunk_of
+from storage.errors import StorageError
 from storage.pool import Database
 from storage.queries import statement
 from storage.roller import REMOVED_AT_ONCE
-from storage.store import unusable
+from storage.store import unusable, why_nothing_may_go
 from storage.text import loaded_or_none
 
 PIECE_BYTES = 16 * 1024 * 1024
@@ -81,7 +82,8 @@ async def check(
         rows = await database.cold.fetch(statement("known_objects"), [each.object_id for each in found])
         known = {row["object_id"] for row in rows}
         unknown = [each.object_id for each in found if each.object_id not in known]
-        if repair:
+        if repair and unknown:
+            await _require_owner(database, store)
             await _remove(store, unknown)
             report.removed_files = len(unknown)
         else:
@@ -108,6 +110,15 @@ async def _check_chunks(database: Database, reader: ChunkReader, report: CheckRe
         if len(rows) < CHUNKS_PER_STATEMENT:
             break
         key, offset = chunks[-1].partition_key, chunks[-1].base_offset
+
+
+async def _require_owner(database: Database, store: ByteStore) -> None:
+    try:
+        problem = await why_nothing_may_go(store, await database.cold.fetch_row(statement("log_store")))
+    except OSError as error:
+        raise unusable(store.location, error) from error
+    if problem is not None:
+        raise StorageError(f"no file is removed from {store.location}: {problem}")
 
 
 async def _remove(store: ByteStore, object_ids: Sequence[int]) -> None:

@@ -164,6 +164,11 @@ class ObjectStore:
                     # that reads the marker notices.
                     await obstore.put_async(self._bucket, MARKER, marker)
 
+    async def replace_marker(self, marker: bytes) -> None:
+        async with asyncio.timeout(READ_DEADLINE_S):
+            with _as_os_errors():
+                await obstore.put_async(self._bucket, MARKER, marker)
+
     def close(self) -> None:
         self._cache.close()
         self._threads.shutdown(wait=False)

@@ -28,7 +28,7 @@ from storage.pool import Connection, Database
 from storage.queries import statement
 from storage.segment_writers import Owner
 from storage.segments import SegmentDirectory
-from storage.store import read_identity
+from storage.store import mark_history, why_nothing_may_go
 from storage.types import CoordinatorLease, unregistered
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
@@ -102,6 +102,21 @@ class Roller:
         if self._max_age_ms >= 0:
             return self._max_age_ms
         return ROTATE_AGE_MS if isinstance(self._store, SegmentDirectory) else OBJECTS_AGE_MS
+
+    async def begin_history(self, history: int) -> None:
+        """Let the store tell nodes at a former primary that another history has begun. If the store is away, the next
+        pass does it, and records are served in the meantime."""
+        if self._store is None:
+            return
+        try:
+            await mark_history(self._store, history)
+        except (OSError, StorageError) as error:
+            logger.warning(
+                "the new history could not be noted in the store: trying again before the next removal",
+                place=self._store.location,
+                history=history,
+                reason=str(error) or "no answer",
+            )
 
     # --- inline bytes ---------------------------------------------------------------------------------------------
 
@@ -260,11 +275,9 @@ class Roller:
         Raise StorageUnavailable if Postgres has failed over: the former server does not know what other nodes have
         written since."""
         await self._database.confirm_history()
-        if await read_identity(store) != (await self._pool.fetch_value(statement("log_store"))):
-            logger.error(
-                "the store holds the records of another database: no object is removed; check --log-store",
-                place=store.location,
-            )
+        reason = await why_nothing_may_go(store, await self._pool.fetch_row(statement("log_store")))
+        if reason is not None:
+            logger.error("no object is removed", place=store.location, reason=reason)
             return False
         problem: OSError | None = None
 

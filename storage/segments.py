@@ -227,7 +227,11 @@ class SegmentDirectory:
         path = self.directory / MARKER
         if path.exists():
             raise FileExistsError(f"{path} exists already")
-        write_file(path, marker)
+        await self.replace_marker(marker)
+
+    async def replace_marker(self, marker: bytes) -> None:
+        """Replace the marker file. `store.py` serialises processes that do this concurrently."""
+        write_file(self.directory / MARKER, marker)
         sync_directory(self.directory)
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ the node drops all of it at once, before any connection to the new history is ad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import structlog
@@ -35,12 +35,20 @@ class Histories:
     """The history of the database, as this node follows it. `follow` is a pass of a supervisor that waits for another
     history."""
 
-    def __init__(self, store: HistoryStore, parts: Sequence[Remembers], begun: Callable[[], None]) -> None:
-        """Follow the history for `parts`, which forget their state when it ends. `begun` is called after the node has
-        begun or joined another history.
+    def __init__(
+        self,
+        store: HistoryStore,
+        parts: Sequence[Remembers],
+        announce: Callable[[int], Awaitable[None]],
+        begun: Callable[[], None],
+    ) -> None:
+        """Follow the history for `parts`, which forget their state when it ends. `announce` tells nodes at a former
+        primary of another history, before this node writes anything in it. `begun` is called after the node has begun
+        or joined another history.
         """
         self._store = store
         self._parts = parts
+        self._announce = announce
         self._begun = begun
 
     async def follow(self) -> None:
@@ -49,6 +57,7 @@ class Histories:
         logger.error("the database continues from another history: the last acknowledged writes may be lost")
         before = self._store.history
         history, identity, flushed_lsn = await self._store.adopt()
+        await self._announce(history)
         for part in self._parts:
             part.forget()
         self._store.accept(history, identity, flushed_lsn)

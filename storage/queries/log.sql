@@ -131,8 +131,8 @@ where object_id = $1 and sealed_at is null
 returning object_id;
 
 -- name: log_store
--- The store that holds the bytes; no row if all are inline.
-select store_id, location from log_store;
+-- The store that holds the bytes, and the database's history; no row if all bytes are inline.
+select store_id, location, (select history from cluster) as history from log_store;
 
 -- name: lock_log_store
 -- Nodes that start on a new store take turns. This is no lock on the table, because every start reads it.

@@ -87,6 +87,8 @@ async def test_a_marker_is_created_only_once(store: ByteStore) -> None:
     with pytest.raises(FileExistsError):
         await store.create_marker(b"two")
     assert await store.read_marker() == b"one"
+    await store.replace_marker(b"two")
+    assert await store.read_marker() == b"two"
 
 
 async def test_many_readers_read_concurrently(store: ByteStore) -> None:

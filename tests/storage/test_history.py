@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from storage.byte_store import Range
+from storage.check import check
 from storage.errors import StorageError, StorageUnavailable
 from storage.guard import Known
 from storage.history import HistoryStore
@@ -21,6 +22,7 @@ from storage.remembered import Remembered, write
 from storage.roller import Roller
 from storage.segment_writers import register_object
 from storage.segments import SegmentDirectory
+from storage.store import open_store
 from storage.topics import TopicStore
 from storage.transactions import TransactionStore
 from storage.types import Appended, NewTopic, PartitionKey, Refusal, Topic, unregistered
@@ -153,6 +155,40 @@ async def test_a_node_at_the_server_of_a_lost_history_removes_no_bytes(
             assert (await read(log, key)).batches
         finally:
             await roller.close()
+            await log.close()
+            await former.close()
+            await node.close()
+
+
+async def test_a_node_all_of_whose_connections_lead_to_a_former_primary_removes_no_bytes(
+    restorable: RestorablePostgres, tmp_path: Path
+) -> None:
+    """Such a node does not see the new history in Postgres, so the store must show it."""
+    node = await Node.open(restorable.url)
+    key = await node.topic()
+    store = await open_store(node.database, tmp_path / "log")
+    await node.close()
+    restorable.save()
+    with restorable.promoted_copy() as promoted:
+        former, node = await Node.open(restorable.url), await Node.open(promoted)
+        log = LogStore(node.database, store, inline_max_bytes=0)
+        at_former, at_present = (Roller(each.database, each.log, store) for each in (former, node))
+        try:
+            adopted = await node.history.adopt()
+            await at_present.begin_history(adopted[0])
+            node.history.accept(*adopted)
+            await append(log, new_batch(key))
+            assert await at_former.sweep(grace_ms=0) == 0
+            with pytest.raises(StorageError, match="former primary"):
+                await check(former.database, store, repair=True)
+            assert (await read(log, key)).batches
+            assert await at_present.sweep(grace_ms=0) == 0
+            assert store is not None
+            await store.put(2**40, [b"of the former primary"])
+            assert await at_present.sweep(grace_ms=0) == 1, "in the present history bytes are removed"
+        finally:
+            await at_former.close()
+            await at_present.close()
             await log.close()
             await former.close()
             await node.close()
