@@ -5,7 +5,8 @@ the process has decided what to do about it. See `storage/history.py`.
 
 A history is known by two facts: how far its write-ahead log was on disk, and which transactions were committed last.
 The length alone reveals a loss only until the log has grown again, and a server's own start is enough for that if
-little was lost. An acknowledged transaction either exists or not.
+little was lost. An acknowledged transaction either exists or not. The catalog's revision reveals a lost change of the
+catalog: a topic that is created in its place would get the ids of the lost one.
 
 An answer is compared with what was known when its question was asked, and it adds knowledge only about the history that
 the question went to. While the answer was on its way, another connection may have learned more, or another history may
@@ -36,6 +37,8 @@ class Known:
     """Position up to which its write-ahead log was known to be on disk."""
     transactions: Sequence[int] = ()
     """The last acknowledged transactions."""
+    catalog_revision: int = 0
+    """The newest revision of the catalog that was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Witness:
     flushed_lsn: int | None
     history: int | None
     has_all: bool
-    """True if the server has all transactions that were known when it was asked."""
+    """True if the server has all transactions and changes of the catalog that were known when it was asked."""
 
 
 class HistoryGuard:
@@ -60,6 +63,7 @@ class HistoryGuard:
         self._flushed_lsn = 0
         self._history = 0
         self._transactions: deque[int] = deque(maxlen=REMEMBERED_TRANSACTIONS)
+        self._catalog_revision = 0
 
     @property
     def accepted(self) -> bool:
@@ -78,7 +82,7 @@ class HistoryGuard:
 
     def known(self) -> Known:
         """Return what is known now. Call this before a new connection is asked for its witness."""
-        return Known(self._history, self._flushed_lsn, tuple(self._transactions))
+        return Known(self._history, self._flushed_lsn, tuple(self._transactions), self._catalog_revision)
 
     def require(self, asked: int) -> None:
         """Raise StorageUnavailable if an answer belongs to a history that has ended. `asked` is the history that was
@@ -89,6 +93,7 @@ class HistoryGuard:
     def accept(self, history: int, identity: str, flushed_lsn: int) -> None:
         self._history, self._identity, self._flushed_lsn = history, identity, flushed_lsn
         self._transactions.clear()
+        self._catalog_revision = 0
         self.broken.clear()
 
     def acknowledged(self, asked: int, transaction_id: int, flushed_lsn: int) -> None:
@@ -97,6 +102,11 @@ class HistoryGuard:
         if asked == self._history:
             self._transactions.append(transaction_id)
             self._flushed_lsn = max(self._flushed_lsn, flushed_lsn)
+
+    def catalog_read(self, asked: int, revision: int) -> None:
+        """Note a revision of the catalog. `asked` is the history that was accepted when the question was asked."""
+        if asked == self._history:
+            self._catalog_revision = max(self._catalog_revision, revision)
 
     def seen(self, asked: int, history: int, flushed_lsn: int) -> None:
         """Note that the log is on disk up to `flushed_lsn`; no later state of this history has less. A different
@@ -128,7 +138,7 @@ class HistoryGuard:
             self.broken.set()
             raise StorageUnavailable(
                 f"Postgres continues from another history: {witness.history}, {witness.identity} at"
-                f" {witness.flushed_lsn}{'' if witness.has_all else ', without acknowledged transactions'}; known is"
+                f" {witness.flushed_lsn}{'' if witness.has_all else ', without acknowledged commits'}; known is"
                 f" {self._history}, {self._identity} at {known.flushed_lsn}"
             )
         self._flushed_lsn = max(self._flushed_lsn, witness.flushed_lsn)

@@ -81,7 +81,11 @@ class HistoryStore:
                 present = await connection.fetchrow(statement("present_history"), known.transactions)
                 if present is None or remembered.identity != witness["identity"] or known.history != present["history"]:
                     continue
-                if witness["flushed_lsn"] < known.flushed_lsn or not present["has_all"]:
+                if (
+                    witness["flushed_lsn"] < known.flushed_lsn
+                    or present["catalog_revision"] < known.catalog_revision
+                    or not present["has_all"]
+                ):
                     logger.error(
                         "the database was restored to an earlier state: the last acknowledged writes are lost",
                         history=known.history,

@@ -409,7 +409,10 @@ async def _check_history(connection: Connection, guard: HistoryGuard, known: Kno
     present: Row | None = None
     if guard.accepted and server["identity"] is not None:
         present = await connection.fetchrow(statement("present_history"), known.transactions)
-    history, has_all = (None, False) if present is None else (present["history"], present["has_all"])
+    history, has_all = None, False
+    if present is not None:
+        history = present["history"]
+        has_all = present["has_all"] and present["catalog_revision"] >= known.catalog_revision
     guard.check(Witness(server["identity"], server["flushed_lsn"], history, has_all), known)
 
 

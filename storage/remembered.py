@@ -1,8 +1,9 @@
 """Keep a node's knowledge of its database's history from one run to the next, in files beside the log's bytes.
 
 The one idea: a database whose files were put back while no node ran looks like itself. So the evidence is kept where it
-is not put back too: how long the write-ahead log had been, and which transactions were acknowledged last. Each node has
-its own file, so nodes share nothing but the directory. A file about another history proves nothing.
+is not put back too: how long the write-ahead log had been, which transactions were acknowledged last, and the catalog's
+revision. Each node has its own file, so nodes share nothing but the directory. A file about another history proves
+nothing.
 
 An unreadable file is ignored, because nothing depends on this evidence.
 """
@@ -43,6 +44,7 @@ def write(directory: Path, node_id: int, remembered: Remembered) -> None:
             "history": known.history,
             "flushed_lsn": known.flushed_lsn,
             "transactions": list(known.transactions),
+            "catalog_revision": known.catalog_revision,
         }
     )
     try:
@@ -64,6 +66,7 @@ def read(directory: Path) -> list[Remembered]:
 
 def _parsed(value: Any) -> Remembered:
     transactions = [int(each) for each in cast("list[Any]", value["transactions"])]
-    return Remembered(
-        str(value["identity"]), Known(int(value["history"]), int(value["flushed_lsn"]), tuple(transactions))
-    )
+    # Earlier releases did not write the revision.
+    revision = int(value.get("catalog_revision", 0))
+    known = Known(int(value["history"]), int(value["flushed_lsn"]), tuple(transactions), revision)
+    return Remembered(str(value["identity"]), known)

@@ -123,14 +123,17 @@ class TopicStore:
         self._name_patience_s = name_patience_s
         self._pool = database.hot
         self._control = database.control
+        self._guard = database.guard
 
     async def changes(self, since: int) -> CatalogChanges:
         """Return the changes since the catalog of revision `since`, from one snapshot; everything since 0.
 
         A large answer is built in steps, so that nothing else on the event loop waits for it.
         """
+        asked = self._guard.history
         rows = await self._control.fetch(statement("catalog_changes"), since)
         first = rows[0]
+        self._guard.catalog_read(asked, first["revision"])
         topics: list[Topic] = []
         deleted: list[UUID] = []
         built = 0
@@ -253,7 +256,10 @@ class TopicStore:
                     made[topic.name] = topic
             return made, served
 
-        return await self._pool.transact(create_all)
+        asked = self._guard.history
+        created, served = await self._pool.transact(create_all)
+        self._guard.catalog_read(asked, max((topic.created_revision for topic in created.values()), default=0))
+        return created, served
 
     async def delete(self, topic_id: UUID) -> bool:
         """Hide the topic and close its log, at a cost that does not depend on its size. Return False if no live

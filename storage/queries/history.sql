@@ -19,11 +19,13 @@ select
 select to_regclass('sluice.cluster') is not null;
 
 -- name: present_history
--- The number of the history that the database is in, and whether it has the transactions $1, which were committed. In
+-- The number of the history that the database is in, the catalog's revision, and whether the database has the
+-- transactions $1, which were committed. In
 -- another history at least one of them does not exist yet, or was lost. A transaction too old for Postgres to know
 -- counts as present.
 select
     history,
+    revision as catalog_revision,
     not exists (
         select from unnest($1::bigint[]) as acknowledged (transaction_id)
         where case

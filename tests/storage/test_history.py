@@ -52,8 +52,8 @@ class Node:
         node.history.accept(*await node.history.adopt())
         return node
 
-    async def topic(self) -> PartitionKey:
-        (topic,) = await TopicStore(self.database).create([NewTopic("orders", 1, {})])
+    async def topic(self, name: str = "orders") -> PartitionKey:
+        (topic,) = await TopicStore(self.database).create([NewTopic(name, 1, {})])
         assert isinstance(topic, Topic)
         return topic.partitions[0].partition_key
 
@@ -106,6 +106,33 @@ async def test_one_lost_append_is_another_history(restorable: RestorablePostgres
         node.history.accept(*await node.history.adopt())
         assert node.history.history > before
         assert await once_reached(lambda: append(node.log, new_batch(key))) == [1], "given a second time"
+    finally:
+        await node.close()
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["while a node runs", "while no node runs"])
+async def test_a_lost_creation_of_a_topic_is_another_history(
+    restorable: RestorablePostgres, tmp_path: Path, *, running: bool
+) -> None:
+    """The next topic would get the partition's key. Nodes that know the lost topic would append its records there."""
+    node = await Node.open(restorable.url, tmp_path)
+    try:
+        key = await node.topic()
+        await append(node.log, new_batch(key))
+        restorable.save()
+        await once_reached(lambda: node.topic("lost"))
+        before = node.history.history
+        if not running:
+            await node.history.remember(3)
+            await node.close()
+        restorable.put_back()
+        await grow_log(restorable.url)
+        if running:
+            with pytest.raises(StorageUnavailable, match="another history"):
+                await once_reached(lambda: append(node.log, new_batch(key)))
+        else:
+            node = await Node.open(restorable.url, tmp_path)
+            assert node.history.history > before
     finally:
         await node.close()
 
