@@ -9,7 +9,8 @@ as $$
 -- leases end. Producers of transactions are fenced: in the other history their transactions may have ended otherwise,
 -- or have had records that are gone. Open transactions are overdue. A producer may continue with the epoch that this
 -- history knows of it, but nothing that it sent counts as committed. So a row without a transaction says that its last
--- one was aborted.
+-- one was aborted. If an earlier new history has raised an epoch and the owner has sent nothing since, the owner still
+-- has the epoch before that.
 declare
     c cluster;
     this_history integer;
@@ -45,7 +46,11 @@ begin
     ) ids (sequence);
     update transactional_producer t
     set producer_epoch       = least(t.producer_epoch + 1000, 32767),
-        last_producer_epoch  = t.producer_epoch,
+        last_producer_epoch  = case
+            when t.state in ('Ongoing', 'CompleteAbort') and t.previous_producer_id = -1
+                and t.last_producer_epoch between 0 and t.producer_epoch - 2
+            then t.last_producer_epoch
+            else t.producer_epoch end,
         previous_producer_id = -1,
         state                = case when t.started_at is null then 'CompleteAbort' else t.state end,
         ending_state         = case when t.ending_state is not null then 'CompleteAbort' end,

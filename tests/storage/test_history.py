@@ -379,6 +379,33 @@ async def test_another_history_fences_transactional_producers(database_url: str)
         await node.close()
 
 
+async def test_a_producer_that_was_idle_during_two_losses_of_commits_may_continue(database_url: str) -> None:
+    node = await Node.open(database_url)
+    sql = await asyncpg.connect(database_url)
+    try:
+        key = await node.topic()
+        transactions = TransactionStore(node.database)
+        idle, open_one = Producer(node.database, node.log, 4000), Producer(node.database, node.log, 4001)
+        await idle.append(key, (None, b"1"))
+        await idle.end(committed=True)
+        await open_one.append(key, (None, b"2"))
+        before = {each.transactional_id: await transactions.read(each.transactional_id) for each in (idle, open_one)}
+
+        await sql.execute("set search_path = sluice")
+        schema = await sql.fetchval("select nspname from pg_namespace where nspname ~ '^sluice_[0-9a-f]{12}$'")
+        for number in (1, 2):
+            await sql.execute(f"select {schema}.adopt_history('another {number}', -1)")
+        for name, read in before.items():
+            now = await transactions.read(name)
+            assert read.record is not None
+            assert now.record is not None
+            assert now.record.producer_epoch == read.record.producer_epoch + 2_000
+            assert now.record.last_producer_epoch == read.record.producer_epoch
+    finally:
+        await sql.close()
+        await node.close()
+
+
 async def test_producer_ids_stay_unique_if_the_same_copy_is_restored_twice(database_url: str) -> None:
     node = await Node.open(database_url)
     sql = await asyncpg.connect(database_url)
