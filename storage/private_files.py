@@ -31,12 +31,10 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directory(directory: Path) -> bool:
-    """Create the directory, readable to this account alone under any umask, and make its name durable. Return whether
-    it is new. An existing one stays as it is."""
+    """Create the directory, readable to this account alone under any umask, and missing parents. Make their names
+    durable. Return whether the directory is new. An existing one stays as it is."""
     try:
-        directory.mkdir(DIRECTORY_MODE)
-    except FileNotFoundError:
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        _make_parents(directory.parent)
         directory.mkdir(DIRECTORY_MODE)
     except FileExistsError:
         if not directory.is_dir():
@@ -45,6 +43,13 @@ def make_directory(directory: Path) -> bool:
     directory.chmod(DIRECTORY_MODE)
     sync_directory(directory.parent)
     return True
+
+
+def _make_parents(directory: Path) -> None:
+    if not directory.exists():
+        _make_parents(directory.parent)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
 
 
 def restrict_directory(directory: Path, needed: int = 0) -> None:
