@@ -234,7 +234,7 @@ class Leases:
         """Prolong the leases that this node holds, drop those that it has lost, and acquire free ones. Raise
         StorageError: the leases then end when their time is up."""
         async with self._pass:
-            self._drop_lapsed()
+            self.drop_lapsed()
             sent = self._monotonic()
             node_id = self._membership.node_id
             if self._held:
@@ -309,6 +309,12 @@ class Leases:
                 node_id, {shard: NodeId(successors[shard]) if others else None for shard in held}, self._kind
             )
 
+    def drop_lapsed(self) -> None:
+        """Report the leases whose time is up as lost. Call this also while Postgres is away: requests that wait for
+        their group are then answered, and their clients look for the new coordinator."""
+        now = self._monotonic()
+        self._lose([shard for shard, held in self._held.items() if held.deadline <= now])
+
     def forget(self) -> None:
         """Forget all leases and their owners."""
         self._owners.clear()
@@ -322,10 +328,6 @@ class Leases:
                 held.deadline = sent + self._safe_s
                 kept.add(lease.shard)
         self._lose([shard for shard in self._held if shard not in kept])
-
-    def _drop_lapsed(self) -> None:
-        now = self._monotonic()
-        self._lose([shard for shard, held in self._held.items() if held.deadline <= now])
 
     def _lose(self, shards: Iterable[int]) -> None:
         for shard in shards:

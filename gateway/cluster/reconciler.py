@@ -134,6 +134,7 @@ class Reconciler:
                 await self._leases.renew()
                 more = await self._hand_over()
         except Exception as error:
+            self._leases.drop_lapsed()
             self._failed("place", error)
             raise
         self._failures.pop("place", None)

@@ -15,10 +15,15 @@ import pytest
 from gateway.cluster.clock import boot_time_s
 from gateway.cluster.leases import SHARDS, Leases, shard_of
 from gateway.cluster.membership import Membership
+from gateway.cluster.reconciler import Reconciler
+from gateway.config.broker_parsing import parse_broker_configs
+from gateway.log.catalog import Catalog
+from gateway.log.tail import Tail
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError, StorageUnavailable
 from storage.nodes import NodeStore
 from storage.pool import Database
+from storage.topics import TopicStore
 from storage.types import BOTH, CoordinatorLease, LeaseKind, NodeId, PartitionKey, Roles
 from storage.types import Node as StoredNode
 
@@ -306,6 +311,29 @@ async def test_last_known_owners_are_named_without_postgres(
     monkeypatch.setattr(second.store, "lease_owners", away)
     await second.leases.look_up(["group"])
     assert second.leases.coordinator_of("group") == first.membership.self_node
+
+
+async def test_lapsed_leases_are_reported_lost_while_postgres_is_away(database_url: str) -> None:
+    """Otherwise JoinGroup requests of these groups would stay unanswered, and their clients would not look for the new
+    coordinator."""
+    database = await Database.open(database_url, hot_connections=1, cold_connections=1)
+    node = await Node(database).start()
+    reconciler = Reconciler(
+        Catalog(TopicStore(database), Tail(0), parse_broker_configs({})),
+        node.membership,
+        node.leases,
+        interval_ms=TTL_MS,
+        ttl_ms=TTL_MS,
+        observe_pass=lambda _trigger, _skipped, _seconds: None,
+        observe_failure=lambda _cause: None,
+    )
+    await database.close()
+    for passed_s, lost in ((0, []), (TTL_MS / 1000, list(range(SHARDS)))):
+        node.now += passed_s
+        reconciler.nodes_heard("")
+        with pytest.raises(StorageUnavailable):
+            await reconciler.keep_place()
+        assert sorted(node.lost) == lost
 
 
 async def test_request_renews_a_lapsed_lease(database: Database) -> None:
