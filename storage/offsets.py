@@ -9,18 +9,27 @@ call. The commits of a producer's transaction are judged alike, and are pending 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 from storage.errors import StorageConflict
-from storage.pool import Database, Row
+from storage.pool import Connection, Database, Row
 from storage.queries import statement
 from storage.text import loaded, stored
 from storage.turns import in_turns
 from storage.types import CommittedOffset, CoordinatorLease, OffsetAsStored, OffsetCommit, Refusal
+
+
+class KnownGroups(NamedTuple):
+    """The groups of a shard, as their coordinator knows them."""
+
+    subscriptions: Mapping[str, Collection[str]] = {}
+    """Topic names per Stable group of type "consumer" whose subscriptions are known."""
+    unsettled: Collection[str] = ()
+    """Groups that the coordinator holds in another state than Empty; none of their offsets may expire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,31 +199,35 @@ class OffsetStore:
         self,
         lease: CoordinatorLease,
         retention_ms: int,
+        known: Callable[[], KnownGroups],
         *,
-        subscriptions: Mapping[str, Collection[str]],
-        unsettled: Collection[str],
         group_limit: int = 500,
         offset_limit: int = 10_000,
     ) -> ExpiredOffsets:
         """Expire offsets of the lease's shard in one bounded pass, by the rules of upstream's
         OffsetExpirationCondition.
 
-        `subscriptions`: topic names per Stable group of type "consumer" whose subscriptions are known. `unsettled`:
-        groups that the coordinator holds in another state than Empty; none of their offsets may expire. Every other
-        group is taken to be as stored. Raise StorageConflict if the lease is not current.
+        `known` returns the groups that the coordinator holds. It is called once a connection is free, because a member
+        may join during the wait. Every other group is taken to be as stored. Raise StorageConflict if the lease is not
+        current.
         """
-        row = await self._cold.fetch_row(
-            statement("expire_offsets"),
-            lease.shard,
-            lease.node_id,
-            lease.lease_epoch,
-            retention_ms,
-            [stored(group_id) for group_id in subscriptions],
-            [f"{stored(group_id)}/{stored(topic)}" for group_id, topics in subscriptions.items() for topic in topics],
-            [stored(group_id) for group_id in unsettled],
-            group_limit,
-            offset_limit,
-        )
+
+        async def run(connection: Connection) -> Row | None:
+            subscriptions, unsettled = known()
+            return await connection.fetchrow(
+                statement("expire_offsets"),
+                lease.shard,
+                lease.node_id,
+                lease.lease_epoch,
+                retention_ms,
+                [stored(group_id) for group_id in subscriptions],
+                [f"{stored(each)}/{stored(topic)}" for each, topics in subscriptions.items() for topic in topics],
+                [stored(group_id) for group_id in unsettled],
+                group_limit,
+                offset_limit,
+            )
+
+        row = await self._cold.run(run)
         assert row is not None
         if row["fenced"]:
             raise _conflict(lease)

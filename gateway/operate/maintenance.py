@@ -37,7 +37,7 @@ from storage.errors import StorageConflict
 from storage.journal import JournalStore
 from storage.log import LogStore
 from storage.monitor import Monitor
-from storage.offsets import OffsetStore
+from storage.offsets import KnownGroups, OffsetStore
 from storage.pool import Database
 from storage.producers import ProducerStore
 from storage.releases import drop_unused_functions
@@ -292,14 +292,11 @@ class Maintenance:
         store = OffsetStore(self.database)
         for lease in self.leases():
             for _ in range(ROUNDS_PER_PASS):
-                # Read this again each time, because groups may change while a statement runs.
-                groups = self.groups(lease.shard)
                 try:
                     expired = await store.expire(
                         lease,
                         retention_ms,
-                        subscriptions=subscriptions(groups),
-                        unsettled=unsettled(groups),
+                        lambda shard=lease.shard: _known(self.groups(shard)),
                         group_limit=self.steps.groups,
                         offset_limit=self.steps.offsets,
                     )
@@ -329,6 +326,10 @@ def _from_the_second_on(run: Callable[[], Awaitable[None]]) -> Callable[[], Awai
 
 async def _nothing() -> None:
     pass
+
+
+def _known(groups: Sequence[Summary]) -> KnownGroups:
+    return KnownGroups(subscriptions(groups), unsettled(groups))
 
 
 def subscriptions(groups: Sequence[Summary]) -> dict[str, frozenset[str]]:

@@ -16,7 +16,7 @@ from storage.deletion import DeletionStore
 from storage.errors import StorageConflict
 from storage.groups import GroupStore
 from storage.nodes import NodeStore
-from storage.offsets import ExpiredOffsets, OffsetStore
+from storage.offsets import ExpiredOffsets, KnownGroups, OffsetStore
 from storage.pool import Database
 from storage.queries import statement
 from storage.topics import TopicStore
@@ -470,7 +470,7 @@ async def test_offsets_expire_by_kafkas_rules(
         sql, groups, leases[0], topic, "g", now_ms - commit_age_days * DAY_MS,
         expire_ms=expire_ms, state_timestamp_ms=state_timestamp_ms, **fields,
     )  # fmt: skip
-    outcome = await offsets.expire(leases[0], 7 * DAY_MS, subscriptions={}, unsettled=[])
+    outcome = await offsets.expire(leases[0], 7 * DAY_MS, KnownGroups)
     assert outcome == (ExpiredOffsets(1, ("g",)) if expires else ExpiredOffsets(0, ()))
     assert (await load(groups, "g") is None) == expires
     assert len(await offsets.fetch("g")) == (0 if expires else 1)
@@ -487,7 +487,7 @@ async def test_offsets_of_subscribed_topics_do_not_expire(
     other = await make_topic("other")
     await store_group(sql, groups, leases[0], topic, "g", 5, members=(member("m2"),))
     await sql.execute("insert into committed_offset values ('g', $1, 0, 1, -1, '', 5, null)", other.topic_id)
-    outcome = await offsets.expire(leases[0], DAY_MS, subscriptions={"g": ["orders", "absent"]}, unsettled=[])
+    outcome = await offsets.expire(leases[0], DAY_MS, lambda: KnownGroups({"g": ["orders", "absent"]}, []))
     assert outcome == ExpiredOffsets(1, ())
     assert [offset.topic_id for offset in await offsets.fetch("g")] == [topic.topic_id]
 
@@ -501,9 +501,9 @@ async def test_offsets_of_a_group_that_the_coordinator_names_unsettled_do_not_ex
 ) -> None:
     await store_group(sql, groups, leases[0], topic, "g", 5, state_timestamp_ms=5, **EMPTY)
     await save(groups, group("bare", **EMPTY), leases[0])
-    nothing = await offsets.expire(leases[0], DAY_MS, subscriptions={}, unsettled=["g", "bare"])
+    nothing = await offsets.expire(leases[0], DAY_MS, lambda: KnownGroups({}, ["g", "bare"]))
     assert nothing == ExpiredOffsets(0, ())
-    assert await offsets.expire(leases[0], DAY_MS, subscriptions={}, unsettled=["g"]) == ExpiredOffsets(0, ("bare",))
+    assert await offsets.expire(leases[0], DAY_MS, lambda: KnownGroups({}, ["g"])) == ExpiredOffsets(0, ("bare",))
 
 
 async def test_a_pass_is_bounded_and_stays_within_its_shard(
@@ -518,7 +518,7 @@ async def test_a_pass_is_bounded_and_stays_within_its_shard(
     await store_group(sql, groups, leases[1], topic, "elsewhere", 5, state_timestamp_ms=5, **EMPTY)
 
     async def a_pass(**limits: int) -> ExpiredOffsets:
-        return await offsets.expire(leases[0], DAY_MS, subscriptions={}, unsettled=[], **limits)
+        return await offsets.expire(leases[0], DAY_MS, KnownGroups, **limits)
 
     assert await a_pass(group_limit=2) == ExpiredOffsets(2, ("g0", "g1"))
     assert await a_pass(offset_limit=1) == ExpiredOffsets(1, ("g2",))
@@ -535,5 +535,5 @@ async def test_a_lost_lease_expires_nothing(
 ) -> None:
     await store_group(sql, groups, leases[0], topic, "g", 5, state_timestamp_ms=5, **EMPTY)
     with pytest.raises(StorageConflict):
-        await offsets.expire(dataclasses.replace(leases[0], lease_epoch=99), DAY_MS, subscriptions={}, unsettled=[])
+        await offsets.expire(dataclasses.replace(leases[0], lease_epoch=99), DAY_MS, KnownGroups)
     assert len(await offsets.fetch("g")) == 1

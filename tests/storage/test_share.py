@@ -9,7 +9,7 @@ import pytest
 
 from storage.deletion import DeletionStore
 from storage.groups import GroupStore
-from storage.offsets import OffsetStore
+from storage.offsets import KnownGroups, OffsetStore
 from storage.pool import Database
 from storage.share import ShareKey, ShareRow, ShareStand, ShareStore, StoredRange
 from storage.topics import TopicStore
@@ -144,6 +144,6 @@ async def test_an_empty_share_group_does_not_expire(
 ) -> None:
     await share.begin(key, 4)
     await save(GroupStore(database), group("g", state="Empty", generation_id=0, members=()), leases[0])
-    expired = await OffsetStore(database).expire(leases[0], 1, subscriptions={}, unsettled=[])
+    expired = await OffsetStore(database).expire(leases[0], 1, KnownGroups)
     assert expired.deleted_groups == ("g",)
     assert (await share.offsets("s", SETTLED))[key.topic_id, 0].start_offset == 4

@@ -12,7 +12,7 @@ import pytest
 from protocol.records import ControlType, end_marker
 from storage.deletion import DeletionStore
 from storage.groups import GroupStore
-from storage.offsets import ExpiredOffsets, OffsetStore
+from storage.offsets import ExpiredOffsets, KnownGroups, OffsetStore
 from storage.pool import Database
 from storage.topics import TopicStore
 from storage.transactions import EndedTransaction, ProducerRecord, TransactionStore
@@ -494,7 +494,7 @@ async def test_an_offset_that_an_open_transaction_will_replace_does_not_expire(
     await sql.execute("update consumer_group set state_timestamp_ms = 5")
 
     async def expired() -> ExpiredOffsets:
-        return await offsets.expire(lease, DAY_MS, subscriptions={}, unsettled=[])
+        return await offsets.expire(lease, DAY_MS, KnownGroups)
 
     assert await expired() == ExpiredOffsets(1, ())
     assert await committed(offsets) == {0: 42}
@@ -522,7 +522,7 @@ async def test_an_empty_group_with_pending_offsets_is_not_removed(
     )
     await save(groups, group("without", state="Empty", members=()), lease)
     # The limit is one group at a time. A group with pending offsets must not keep others from their turn.
-    expired = await offsets.expire(lease, 0, subscriptions={}, unsettled=["g"], group_limit=1)
+    expired = await offsets.expire(lease, 0, lambda: KnownGroups({}, ["g"]), group_limit=1)
     assert expired == ExpiredOffsets(0, ("without",))
     await ended(transactions)
     assert await committed(offsets, "simple") == {0: 42}

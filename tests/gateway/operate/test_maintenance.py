@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
@@ -17,6 +18,7 @@ from gateway.config.broker_parsing import parse_broker_configs
 from gateway.coordinator.classic.machine import CLASSIC
 from gateway.coordinator.classic.model import Group, GroupState, Member
 from gateway.coordinator.facts import MemberId
+from gateway.coordinator.machine import Summary
 from gateway.operate.deletions import Deletions
 from gateway.operate.maintenance import Compaction, Maintenance, Steps, subscriptions, unsettled
 from gateway.security.delegation import DelegationTokens
@@ -28,6 +30,7 @@ from storage.groups import GroupStore
 from storage.mover import Mover
 from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
+from storage.pool import Database
 from storage.roller import Roller
 from storage.tokens import TokenStore
 from storage.types import CoordinatorLease, GroupChange, LeaseKind, NodeId, OffsetCommit, Topic
@@ -384,6 +387,33 @@ async def test_old_offsets_expire_in_rounds_except_those_of_active_groups(node: 
     left = {group_id: len(await offsets.fetch(group_id)) for group_id in ("old", "young", "reads", "fenced")}
     assert left == {"old": 0, "young": 5, "reads": 5, "fenced": 5}
     assert "old" not in {group_id for group_id, *_ in await GroupStore(node.database).list()}
+
+
+async def test_offsets_of_a_member_that_joins_while_expiry_waits_for_a_connection_stay(
+    node: DataPlane, database_url: str
+) -> None:
+    topic = await node.create_topic("t")
+    nodes, offsets = NodeStore(node.database), OffsetStore(node.database)
+    node_id = await nodes.register("127.0.0.1:9093", {"PLAINTEXT": ("127.0.0.1", 9093)}, None, 60_000)
+    (lease,) = await nodes.acquire_leases(node_id, [shard_of("g")], 60_000)
+    assert await offsets.commit([OffsetCommit(lease, "g", -1, topic.topic_id, 0, 1, -1, "")]) == [None]
+    sql = await asyncpg.connect(database_url)
+    await sql.execute("update sluice.committed_offset set commit_timestamp_ms = 1")
+    await sql.close()
+    known: list[Summary] = []
+    expiry = maintenance(node)
+    expiry.leases, expiry.groups = (lambda: [lease]), (lambda _shard: list(known))
+    expiry.database = await Database.open(database_url, hot_connections=1, cold_connections=1)
+    try:
+        async with expiry.database.cold.connection():
+            expiring = asyncio.create_task(expiry.expire_offsets())
+            for _ in range(10):
+                await asyncio.sleep(0)
+            known.append(CLASSIC.summary(Group("g", state=GroupState.PREPARING_REBALANCE, protocol_type="consumer")))
+        await expiring
+    finally:
+        await expiry.database.close()
+    assert len(await offsets.fetch("g")) == 1
 
 
 def test_offsets_expire_only_for_groups_without_readers() -> None:
