@@ -10,8 +10,9 @@ Each node counts by itself, as Kafka's brokers do.
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator
-from typing import cast
+from typing import TypeVar, cast
 
 from gateway.net.context import RequestContext
 from gateway.net.dispatch import Charged
@@ -25,10 +26,14 @@ from protocol.messages.produce import ProduceRequest
 from protocol.messages.share_fetch import ShareFetchResponse
 
 SWEEP_EVERY_S = 60.0
+MAX_RATES = 50_000
+"""Rates that are kept, and as many buckets. If there are more, those unused for the longest time are forgotten, because
+a client may call itself by another id in each request."""
 MAX_REQUEST_WAIT_S = WINDOW_S
 """Longest time that a connection is muted for the processing time of its requests, as upstream (KIP-124)."""
 
 _Shared = tuple[QuotaKey, str | None, str | None]
+T = TypeVar("T")
 
 
 class Throttles:
@@ -40,13 +45,15 @@ class Throttles:
         clock: Callable[[], float] = time.monotonic,
         *,
         throttled: Callable[[QuotaKey, float], None] = lambda _key, _seconds: None,
+        max_rates: int = MAX_RATES,
     ) -> None:
         """`quotas` returns the quotas in force. `throttled` is called for each wait, with its seconds."""
         self._quotas = quotas
         self._clock = clock
         self.throttled = throttled
-        self._rates: dict[_Shared, Rate] = {}
-        self._buckets: dict[_Shared, TokenBucket] = {}
+        self._max_rates = max_rates
+        self._rates: OrderedDict[_Shared, Rate] = OrderedDict()
+        self._buckets: OrderedDict[_Shared, TokenBucket] = OrderedDict()
         self._swept_s = clock()
 
     def __len__(self) -> int:
@@ -105,7 +112,7 @@ class Throttles:
         now_s = self._clock()
         self._sweep(now_s)
         key = QuotaKey.CONNECTION_CREATION_RATE
-        rate = self._rates.setdefault((key, address, None), Rate())
+        rate = self._kept(self._rates, (key, address, None), Rate)
         rate.record(1, now_s)
         wait_s = rate.wait_s(bound, now_s)
         if wait_s > 0:
@@ -115,7 +122,7 @@ class Throttles:
 
     def bucket(self, limit: Limit) -> TokenBucket:
         self._sweep(self._clock())
-        return self._buckets.setdefault((QuotaKey.CONTROLLER_MUTATION_RATE, *limit.shared_by), TokenBucket())
+        return self._kept(self._buckets, (QuotaKey.CONTROLLER_MUTATION_RATE, *limit.shared_by), TokenBucket)
 
     def limit_of(self, context: RequestContext[object], key: QuotaKey) -> Limit | None:
         """Return the limit that applies to the client, or None."""
@@ -133,7 +140,7 @@ class Throttles:
             return 0
         now_s = self._clock()
         self._sweep(now_s)
-        rate = self._rates.setdefault((key, *limit.shared_by), Rate())
+        rate = self._kept(self._rates, (key, *limit.shared_by), Rate)
         rate.record(amount(), now_s)
         wait_s = rate.wait_s(limit.bound, now_s)
         if key is QuotaKey.REQUEST_PERCENTAGE:
@@ -142,13 +149,24 @@ class Throttles:
             self.throttled(key, wait_s)
         return round(wait_s * 1000)
 
+    def _kept(self, those: OrderedDict[_Shared, T], shared: _Shared, make: Callable[[], T]) -> T:
+        """Return the rate or bucket of a limit, and make it if necessary."""
+        found = those.get(shared)
+        if found is None:
+            found = those[shared] = make()
+            if len(those) > self._max_rates:
+                those.popitem(last=False)
+        else:
+            those.move_to_end(shared)
+        return found
+
     def _sweep(self, now_s: float) -> None:
         """Drop idle rates, because clients come and go with names of their own."""
         if now_s < self._swept_s + SWEEP_EVERY_S:
             return
         self._swept_s = now_s
-        self._rates = {shared: rate for shared, rate in self._rates.items() if not rate.is_idle(now_s)}
-        self._buckets = {shared: bucket for shared, bucket in self._buckets.items() if not bucket.is_idle(now_s)}
+        self._rates = OrderedDict((shared, each) for shared, each in self._rates.items() if not each.is_idle(now_s))
+        self._buckets = OrderedDict((shared, each) for shared, each in self._buckets.items() if not each.is_idle(now_s))
 
 
 class Mutations:

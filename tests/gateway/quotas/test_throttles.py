@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.net.context import ConnectionInfo, RequestContext
-from gateway.quotas.limits import EntityType, QuotaKey, Quotas
+from gateway.quotas.limits import EntityType, Limit, QuotaKey, Quotas
 from gateway.quotas.throttles import SWEEP_EVERY_S, Throttles
 from protocol.api_keys import ApiKey
 
@@ -61,3 +61,14 @@ def test_api_versions_before_authentication_is_not_charged() -> None:
     asking = RequestContext(ApiKey.API_VERSIONS, 0, 1, None, ConnectionInfo("c", "/10.0.0.1"), None)
     assert throttles.around(asking) is None
     assert throttles.around(asking._replace(api_key=ApiKey.METADATA)) is not None
+
+
+def test_clients_that_call_themselves_anew_fill_no_more_than_a_bound() -> None:
+    throttles = Throttles(lambda: QUOTAS, Clock(), max_rates=10)
+    debts_s: list[float] = []
+    for number in range(1_000):
+        debts_s.append(throttles.connection_wait_s("busy"))
+        throttles.connection_wait_s(f"address-{number}")
+        throttles.bucket(Limit(1.0, (None, f"id-{number}")))
+        assert len(throttles) <= 20
+    assert debts_s[-1] > 0, "a rate that is in use is not forgotten"
