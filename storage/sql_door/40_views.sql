@@ -103,9 +103,20 @@ select
 from sluice.node n
 where n.listeners <> '{}' and kafka.may_describe('cluster', 'kafka-cluster');
 
+-- A detail is free text and writes a partition as topic-0 or topic[0]. It is null if it names a topic that the role may
+-- not DESCRIBE.
 create or replace view kafka.journal with (security_barrier) as
 select
-    e.seq, to_timestamp(e.at_ms / 1000.0) as at, e.node_id, e.group_id, e.kind, e.reason, e.detail,
+    e.seq, to_timestamp(e.at_ms / 1000.0) as at, e.node_id, e.group_id, e.kind, e.reason,
+    case when not exists (
+        select
+        from regexp_matches(e.detail, '[A-Za-z0-9._-]+', 'g') found (words)
+        cross join lateral (
+            values (found.words[1]), (rtrim(found.words[1], '.')), (regexp_replace(found.words[1], '-[^-]*$', ''))
+        ) named (topic)
+        join sluice.topic t on t.name = named.topic and t.deleted_at is null
+        where not kafka.may_describe('topic', t.name)
+    ) then e.detail end as detail,
     e.generation_id as generation, e.state_before, e.state_after, e.member_id, e.client_id, e.client_host
 from sluice.journal_event e
 where kafka.may_describe('group', e.group_id);

@@ -235,6 +235,20 @@ async def test_acls_decide_with_an_authorizer(
             from unnest(array['open', 'closed']) with ordinality names (t, n)"""
         )
         assert await writer.fetchval("select owns from kafka.members where group_id = 'g'") == ["open-0"]
+        details = [
+            None,
+            "claimed (open-0, open-1)",
+            "offsets of open[0], closed[0] reset",
+            "withheld (closed-0)",
+            "closed.",
+        ]
+        await owner.execute(
+            """insert into sluice.journal_event (seq, at_ms, node_id, group_id, group_type, kind, detail, generation_id)
+            select n, 1, 1, 'g', 'classic', 'observed', d, 1 from unnest($1::text[]) with ordinality details (d, n)""",
+            details,
+        )
+        shown = await writer.fetch("select detail from kafka.journal where group_id = 'g' and kind = 'observed'")
+        assert [row["detail"] for row in shown] == [*details[:2], None, None, None]
         await owner.execute("insert into sluice.acl values ('\\xff', 2, 3, 'open', 'User:*', '*', 4, 2)")
         with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not WRITE topic open"):
             await writer.execute("select kafka.produce('open', 'v')")
