@@ -159,7 +159,7 @@ async def why_nothing_may_go(store: ByteStore, row: Row | None) -> str | None:
             f" --database-url does not lead to a former primary. If the database was restored on purpose, change"
             f' "history" in {MARKER} to {row["history"]}'
         )
-    if row is not None:
+    if marked is not None and row is not None and marked.history < row["history"]:
         await mark_history(store, row["history"])
     return None
 

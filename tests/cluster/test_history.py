@@ -3,6 +3,7 @@ where their history ends."""
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -138,8 +139,10 @@ async def test_a_node_whose_connections_stay_open_follows_a_failover(
     restorable: RestorablePostgres, tmp_path: Path
 ) -> None:
     """A proxy in front of Postgres may keep connections to a former primary that is still running."""
+    records = tmp_path / "records"
     with proxied(restorable.url) as proxy:
-        node = GatewayProcess(tmp_path, database_url=proxy.url, settings={}, environment={})
+        environment = {"SLUICE_LOG_STORE": str(records)}
+        node = GatewayProcess(tmp_path, database_url=proxy.url, settings={}, environment=environment)
         try:
             node.start()
             async with await WireClient.connect(node.bootstrap) as client:
@@ -152,5 +155,6 @@ async def test_a_node_whose_connections_stay_open_follows_a_failover(
                     proxy.move_new_connections(promoted)
                     await epoch_after(client, "t", before)
                     assert await until_ok(client, "t", b"new") == 1, "a record that only the former primary has"
+                    assert json.loads((records / "sluice-store.json").read_text())["history"] > 0
         finally:
             node.close()
