@@ -181,8 +181,13 @@ def _prepare(target: Path, marker: bytes | None) -> None:
 
 def _of_one_store(earlier: bytes, marker: bytes | None, target: Path) -> bool:
     """Return whether two markers name the same store. Its history may have changed since."""
+    if marker is None:
+        return False
     where = str(target / LOG)
-    return marker is not None and parse_marker(earlier, where).store_id == parse_marker(marker, where).store_id
+    try:
+        return parse_marker(earlier, where).store_id == parse_marker(marker, where).store_id
+    except StorageError:
+        return False
 
 
 def _refuse_others(directory: Path, is_ours: Callable[[str], bool]) -> None:

@@ -28,7 +28,7 @@ from storage.pool import Database
 from storage.postgres_programs import bin_directory
 from storage.roller import Roller
 from storage.segments import SegmentDirectory
-from storage.store import open_store
+from storage.store import mark_history, open_store
 from storage.text import stored
 from storage.types import PartitionKey
 from tests.postgres import Databases
@@ -151,6 +151,7 @@ async def test_a_later_backup_copies_new_files_and_removes_deleted_ones(
     for _ in range(2):
         await append(log, new_batch(key, size_bytes=300_000))
     assert (await back_up(database_url, directory, target)).copied_bytes == 600_000
+    await mark_history(directory, 1)
     await append(log, new_batch(key, size_bytes=100_000))
     assert (await back_up(database_url, directory, target)).copied_bytes == 100_000
     await log.delete_records(key, -1)
