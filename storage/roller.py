@@ -57,6 +57,9 @@ REMOVED_AT_ONCE = 100
 REMOVAL_PATIENCE_S = 10.0
 """Postgres ends an idle transaction after 15 s."""
 
+MARK_PATIENCE_S = 3.0
+"""Until the new history is noted in the store, the node serves no client."""
+
 _ALIVE_SHARE = 0.5
 
 
@@ -87,6 +90,7 @@ class Roller:
         self._mover = Mover(database, log_store, store, owner, sizes)
         self._monotonic = monotonic
         self._listed_at: float | None = None
+        self._history_marked = 0
         self._ends: dict[int, tuple[int, float]] = {}
         """Maps each sealed segment whose writer did not report its size to the end of its last known chunk, and to the
         time when that end was read.
@@ -109,10 +113,12 @@ class Roller:
         if self._store is None:
             return
         try:
-            await mark_history(self._store, history)
+            async with asyncio.timeout(MARK_PATIENCE_S):
+                await mark_history(self._store, history)
+            self._history_marked = history
         except (OSError, StorageError) as error:
             logger.warning(
-                "the new history could not be noted in the store: trying again before the next removal",
+                "the new history could not be noted in the store: trying again at the next pass",
                 place=self._store.location,
                 history=history,
                 reason=str(error) or "no answer",
@@ -173,6 +179,8 @@ class Roller:
         store = self._store
         if store is None:
             return 0
+        if self._database.guard.history > self._history_marked:
+            await self.begin_history(self._database.guard.history)
         await self._pool.fetch(statement("seal_abandoned_objects"), SEAL_AFTER_MS)
         sealed: dict[int, int | None] = {
             row["object_id"]: row["size_bytes"] for row in await self._pool.fetch(statement("sealed_objects"), grace_ms)

@@ -187,8 +187,9 @@ async def test_a_node_at_the_server_of_a_lost_history_removes_no_bytes(
             await node.close()
 
 
+@pytest.mark.parametrize("marked_by", ["the change of history", "the next pass"])
 async def test_a_node_all_of_whose_connections_lead_to_a_former_primary_removes_no_bytes(
-    restorable: RestorablePostgres, tmp_path: Path
+    restorable: RestorablePostgres, tmp_path: Path, marked_by: str
 ) -> None:
     """Such a node does not see the new history in Postgres, so the store must show it."""
     node = await Node.open(restorable.url)
@@ -202,8 +203,11 @@ async def test_a_node_all_of_whose_connections_lead_to_a_former_primary_removes_
         at_former, at_present = (Roller(each.database, each.log, store) for each in (former, node))
         try:
             adopted = await node.history.adopt()
-            await at_present.begin_history(adopted[0])
+            if marked_by == "the change of history":
+                await at_present.begin_history(adopted[0])
             node.history.accept(*adopted)
+            if marked_by == "the next pass":
+                await at_present.sweep()
             await append(log, new_batch(key))
             assert await at_former.sweep(grace_ms=0) == 0
             with pytest.raises(StorageError, match="former primary"):
