@@ -188,6 +188,10 @@ class Transactions:
                     raise KafkaError(ErrorCode.PRODUCER_FENCED)
             if decision.error:
                 raise KafkaError(decision.error)
+            if named:
+                # This node may not know that the topic was created anew. The producer's first batch would be refused,
+                # because the new partition is not enlisted, and clients do not repeat such a batch.
+                self._require_registration()
             try:
                 added = await self._store.add(read, partition_keys, group_ids, begins_at_zero=not named)
             except TransactionTooLarge as error:
@@ -234,6 +238,12 @@ class Transactions:
         # after the second answer, so the first request must not come after it.
         async with self._one_at_a_time(transactional_id):
             return await self._carry_out(transactional_id, decide, outcome, same_epoch=True)
+
+    def _require_registration(self) -> None:
+        """Raise KafkaError if this node was frozen or cut off, so that another one may have served the client in the
+        meantime, and topics may have been created anew."""
+        if asyncio.get_running_loop().time() > self._membership.registered_until_s:
+            raise KafkaError(ErrorCode.NOT_COORDINATOR)
 
     @contextlib.asynccontextmanager
     async def _one_at_a_time(self, transactional_id: str) -> AsyncGenerator[None]:
@@ -396,9 +406,7 @@ class Transactions:
             read = await self._store.read(transactional_id)
             first = first or read
             if same_epoch:
-                if asyncio.get_running_loop().time() > self._membership.registered_until_s:
-                    # This node was frozen or cut off, so another one may have served the client in the meantime.
-                    raise KafkaError(ErrorCode.NOT_COORDINATOR)
+                self._require_registration()
                 first_started_ms = first_started_ms or read.started_ms
             if read.ending is not None:
                 await self._complete(read)

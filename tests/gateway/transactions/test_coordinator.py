@@ -283,6 +283,31 @@ async def test_a_node_that_others_may_take_for_dead_ends_no_transaction_of_a_las
     await node.transactions.end("a", number, epoch, committed=True)
 
 
+async def test_a_node_that_others_may_take_for_dead_enlists_no_partition_of_a_deleted_topic(
+    nodes: tuple[DataPlane, DataPlane], database_url: str
+) -> None:
+    """A topic of the same name may exist by now, in which the producer's first batch would be refused for good."""
+    silent, other = nodes
+    old = await silent.create_topic("t")
+    producer = await other.transactions.initialize("a", InitProducer(60_000))
+    number, epoch = producer.producer_id, producer.producer_epoch
+    sql = await asyncpg.connect(database_url)
+    node_id = silent.membership.node_id
+    await sql.execute("update sluice.node set expires_at = clock_timestamp() where node_id = $1", node_id)
+    await sql.close()
+    silent.membership.lapse()
+    await other.topics.delete(old.topic_id)
+    new = await other.create_topic("t")
+    known = silent.catalog.get("t")
+    assert known is not None
+    assert known.topic_id == old.topic_id
+    with pytest.raises(KafkaError) as raised:
+        await silent.transactions.add("a", number, epoch, [known.partitions[0].partition_key])
+    assert raised.value.code is ErrorCode.NOT_COORDINATOR
+    await other.transactions.add("a", number, epoch, [new.partitions[0].partition_key])
+    assert await write(other, new, producer, 0) == 0
+
+
 async def test_transaction_that_cannot_end_keeps_no_other_open(
     node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
