@@ -47,6 +47,9 @@ MAX_KEYS = 12_000_000
 """Distinct keys of one compaction run: 268 MB, and 134 more briefly while the map grows. A log with more keys is
 cleaned in several runs."""
 
+LAST_MS = 2**63 - 1
+"""The latest time that a batch's header holds. With the greatest delete.retention.ms, tombstones stay for ever."""
+
 
 @dataclass(slots=True)
 class Cleaned:
@@ -110,7 +113,7 @@ def clean(
         cleaned.dropped_records += records_count - len(kept.numbers)
         if kept.numbers:
             if horizon_ms is None and kept.has_tombstones:
-                horizon_ms = now_ms + delete_retention_ms
+                horizon_ms = min(now_ms + delete_retention_ms, LAST_MS)
             cleaned.added.append(_rebuilt(reader, kept, horizon_ms))
     return cleaned
 

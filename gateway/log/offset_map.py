@@ -48,7 +48,10 @@ class OffsetMap:
         return 0 <= offset - self._base_offset < MAX_SPAN
 
     def put(self, key: Buffer, offset: int) -> None:
-        """Store the offset of a key. `offset` is above every offset stored before."""
+        """Store the offset of a key. `offset` is above every offset stored before. Ignore an offset below
+        `base_offset`: it belongs to the beginning of a batch that DeleteRecords has split."""
+        if offset < self._base_offset:
+            return
         digest = blake2b(key, digest_size=DIGEST_BYTES).digest()
         at = self._find(digest)
         table = self._table

@@ -45,7 +45,16 @@ from storage.retention import UNLIMITED, RetentionPolicy
 from storage.roller import Roller
 from storage.tokens import TokenStore
 from storage.transactions import TransactionStore
-from storage.types import CoordinatorLease, Partition, PartitionKey, ReadRequest, ReadResult, StoredBatch, Topic
+from storage.types import (
+    CoordinatorLease,
+    Partition,
+    PartitionKey,
+    ReadRequest,
+    ReadResult,
+    Refusal,
+    StoredBatch,
+    Topic,
+)
 
 logger = structlog.get_logger(__name__)
 compaction_logger = structlog.get_logger("gateway.log.compactor")
@@ -503,6 +512,8 @@ class Compaction:
         if offset >= end_offset:
             return []
         (result,) = await self._log.read([ReadRequest(key, offset, self._chunk_bytes)], max_bytes=self._chunk_bytes)
+        if result is Refusal.DAMAGED:
+            raise StorageConflict(f"the records at offset {offset} cannot be read: run sluice check")
         if not isinstance(result, ReadResult):
             raise StorageConflict(f"partition {key} has been deleted")
         if offset < result.state.log_start_offset:

@@ -246,6 +246,40 @@ async def test_compaction_continues_if_the_log_start_moves_during_a_run(
     assert await content(node, topic) == [(3, b"a", b"4"), (4, b"end", b"1")]
 
 
+async def test_compaction_of_a_log_that_begins_within_a_batch(node: DataPlane) -> None:
+    topic = await node.create_topic("t", configs={**EAGER, "cleanup.policy": "compact,delete"})
+    await send_pairs(node, topic, *((b"%d" % key, b"1") for key in range(5)))
+    for value in (b"2", b"3"):
+        await send_pairs(node, topic, (b"4", value))
+    await send_pairs(node, topic, (b"end", b"1"))
+    await node.log.delete_records(topic.partitions[0].partition_key, 3)
+    await compact(node)
+    kept = [record for record in await content(node, topic) if record[0] >= 3]
+    assert kept == [(3, b"3", b"1"), (6, b"4", b"3"), (7, b"end", b"1")]
+
+
+async def test_compaction_names_records_that_cannot_be_read(node: DataPlane) -> None:
+    topic = await node.create_topic("t", configs=EAGER)
+    for value in (b"1", b"2", b"3"):
+        await send_pairs(node, topic, (b"a", value))
+    await node.database.cold.fetch("delete from inline_records where base_offset = 1")
+    with structlog.testing.capture_logs() as logs:
+        await compact(node)
+    (reason,) = [entry["reason"] for entry in logs if entry["event"] == "compaction overtaken"]
+    assert reason == "the records at offset 1 cannot be read: run sluice check"
+
+
+async def test_tombstones_may_be_kept_for_ever(node: DataPlane) -> None:
+    topic = await node.create_topic("t", configs={**EAGER, "delete.retention.ms": str(2**63 - 1)})
+    await send_pairs(node, topic, (b"a", b"1"))
+    await send_pairs(node, topic, (b"a", None))
+    await send_pairs(node, topic, (b"end", b"1"))
+    for _ in range(2):
+        await compact(node)
+        await send_pairs(node, topic, (b"end", b"1"))
+    assert (1, b"a", None) in await content(node, topic)
+
+
 @pytest.mark.parametrize("one_chunk", [False, True])
 async def test_a_log_with_more_keys_than_memory_is_cleaned_in_runs(node: DataPlane, one_chunk: bool) -> None:
     """With `one_chunk`, the topic's batches were merged into one chunk before. So a run of the cleaner ends within a
