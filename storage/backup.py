@@ -74,9 +74,9 @@ class BackupReport:
     dump_bytes: int
 
 
-async def back_up(url: str, store: ByteStore | None, target: Path) -> BackupReport:
+async def back_up(url: str, store: ByteStore | None, target: Path, *, programs: Path | None = None) -> BackupReport:
     """Back up the database at `url`, and the objects in `store` that it refers to, to `target`. An older backup of the
-    same database there is updated.
+    same database there is updated. `programs` is the directory of Postgres' programs; None: see `bin_directory`.
 
     Raise StorageError if the database has no Sluice, if `target` holds something else, or if a copy fails.
     """
@@ -90,7 +90,7 @@ async def back_up(url: str, store: ByteStore | None, target: Path) -> BackupRepo
                 await connection.execute(statement("hold_inline"))
                 snapshot: str = await connection.fetchval(statement("export_snapshot"))
                 rows = await connection.fetch(statement("objects_in_use"))
-                await _dump(url, snapshot, target / f"{DUMP}.new")
+                await _dump(url, snapshot, target / f"{DUMP}.new", programs)
                 used = {row["object_id"]: int(row["end_position"]) for row in rows}
                 await asyncio.to_thread(_remove_reused, target, {row["object_id"]: row["created_us"] for row in rows})
                 copied_segments, copied_bytes = await _copy_segments(store, target, used)
@@ -100,7 +100,7 @@ async def back_up(url: str, store: ByteStore | None, target: Path) -> BackupRepo
     return BackupReport(len(used), copied_segments, copied_bytes, dump_bytes)
 
 
-async def restore(url: str, place: Path | str | None, source: Path) -> None:
+async def restore(url: str, place: Path | str | None, source: Path, *, programs: Path | None = None) -> None:
     """Restore the backup in `source` into the database at `url`, which must hold no Sluice, and into `place`: an empty
     directory or prefix of a bucket.
 
@@ -124,7 +124,7 @@ async def restore(url: str, place: Path | str | None, source: Path) -> None:
         if store is not None:
             await _copy_back(source, store, manifest["segments"])
         store_change = statement("forget_log_store" if store is None else "leave_log_store")
-        await _load(url, source / DUMP, version, [statement("end_delegation_tokens"), store_change])
+        await _load(url, source / DUMP, version, [statement("end_delegation_tokens"), store_change], programs)
         if store is not None:
             await _make_own(url, store)
     finally:
@@ -332,7 +332,7 @@ async def _connect(url: str) -> Any:
     return await connect(url, {"search_path": schema.TABLE_SCHEMA, **_NO_TIMEOUTS})
 
 
-async def _dump(url: str, snapshot: str, target: Path) -> None:
+async def _dump(url: str, snapshot: str, target: Path, programs: Path | None) -> None:
     try:
         dump_fd = create_file(target)
     except OSError as error:
@@ -344,6 +344,7 @@ async def _dump(url: str, snapshot: str, target: Path) -> None:
             # Open the table of contents anew, by a name that no other file can have: standard output already has the
             # first one.
             *("--file", f"/dev/fd/{dump_fd}"),
+            programs=programs,
             url=url,
             inherited=(dump_fd,),
         )
@@ -367,15 +368,17 @@ def for_server(definitions: bytes, version: int) -> bytes:
     return definitions
 
 
-async def _load(url: str, dump: Path, version: int, changes: Sequence[str]) -> None:
+async def _load(url: str, dump: Path, version: int, changes: Sequence[str], programs: Path | None) -> None:
     """Load the dump and make the changes in one transaction, by way of `psql`, because definitions may have to change
     (`for_server`)."""
-    reading = await _start("pg_restore", "--no-owner", "--file", "-", str(dump), output=asyncio.subprocess.PIPE)
+    words = ("--no-owner", "--file", "-", str(dump))
+    reading = await _start("pg_restore", *words, programs=programs, output=asyncio.subprocess.PIPE)
     loading: _Program | None = None
     try:
         loading = await _start(
             "psql",
             *("--no-psqlrc", "--quiet", "--set", "ON_ERROR_STOP=1", "--single-transaction", "--file", "-"),
+            programs=programs,
             url=url,
             given=asyncio.subprocess.PIPE,
         )
@@ -424,11 +427,17 @@ class _Program:
 async def _start(
     program: str,
     *arguments: str,
+    programs: Path | None,
     url: str | None = None,
     given: int = asyncio.subprocess.DEVNULL,
     output: int = asyncio.subprocess.DEVNULL,
     inherited: tuple[int, ...] = (),
 ) -> _Program:
+    executable = (programs or bin_directory()) / program
+    if not executable.is_file():
+        raise StorageError(
+            f"{executable.parent} has no {program}: give --postgres-bin the directory with all programs of Postgres"
+        )
     environment = dict(os.environ)
     target: tuple[str, ...] = ()
     if url is not None:
@@ -440,7 +449,7 @@ async def _start(
         if password is not None:
             environment["PGPASSWORD"] = password
     process = await asyncio.create_subprocess_exec(
-        str(bin_directory() / program),
+        str(executable),
         *target,
         *arguments,
         stdin=given,

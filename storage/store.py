@@ -76,18 +76,19 @@ def reach_store(place: Path | str, *, page_cache_bytes: int | None = None) -> By
 
 
 async def open_store(
-    database: Database, place: Path | str | None, *, page_cache_bytes: int | None = None
+    database: Database, place: Path | str | None, *, page_cache_bytes: int | None = None, claims: bool = True
 ) -> ByteStore | None:
     """Return the store at a directory or bucket (`reach_store`), claiming it the first time. Return None for None: all
-    bytes are inline.
+    bytes are inline. If it `claims` nothing, return None for any place while all bytes are inline.
 
     Raise StorageError, in one line for the person who started the node, if the database's records lie elsewhere.
     """
-    if place is None:
+    if place is None or not claims:
         row = await database.hot.fetch_row(statement("log_store"))
-        if row is not None:
+        if row is None:
+            return None
+        if place is None:
             raise StorageError(f"records of this database lie in {row['location']}: give it as --log-store")
-        return None
     store = reach_store(place, page_cache_bytes=page_cache_bytes)
     try:
         async with _alone(store):

@@ -103,7 +103,7 @@ async def _check(settings: Settings, *, repair: bool) -> int:
         try:
             await require_tables(database)
             await migrate(database)
-            store = await open_store(database, settings.log_place)
+            store = await open_store(database, settings.log_place, claims=False)
             report = await check(database, store, repair=repair)
         finally:
             await database.close()
@@ -124,10 +124,10 @@ async def _back_up(settings: Settings, target: Path) -> int:
     async with existing_database(settings) as url:
         database = await Database.open(url, hot_connections=1, cold_connections=1)
         try:
-            store = await open_store(database, settings.log_place)
+            store = await open_store(database, settings.log_place, claims=False)
         finally:
             await database.close()
-        report = await back_up(url, store, target)
+        report = await back_up(url, store, target, programs=settings.postgres_bin)
     copied = f"{report.copied_segments} of them copied ({report.copied_bytes / MEBIBYTE:.1f} MiB)"
     print(f"{report.segments} segments, {copied}, database {report.dump_bytes / MEBIBYTE:.1f} MiB in {target}")
     return 0
@@ -136,7 +136,7 @@ async def _back_up(settings: Settings, target: Path) -> int:
 async def _restore(settings: Settings, source: Path) -> int:
     read_manifest(source)  # check this before a Postgres is created for the database
     async with database_of(settings) as url:
-        await restore(url, settings.log_place, source)
+        await restore(url, settings.log_place, source, programs=settings.postgres_bin)
     print(f"restored {source}: sluice serve goes on from there")
     print("Users, ACLs and settings are those of the backup; its delegation tokens have ended.")
     return 0

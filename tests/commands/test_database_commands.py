@@ -6,11 +6,13 @@ import asyncio
 import io
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from gateway.cli import main
 from storage.migrate import has_tables
 from storage.pool import Database
+from storage.postgres_programs import bin_directory
 
 COMMANDS = [
     ("check",),
@@ -60,6 +62,62 @@ def test_the_first_user_may_be_created_before_the_first_gateway_starts(
         ["alice", "SCRAM-SHA-256"],
         ["alice", "SCRAM-SHA-512"],
     ]
+
+
+@pytest.mark.parametrize("words", [("check",), ("backup", "{out}")], ids=" ".join)
+def test_a_command_that_only_reads_gives_a_database_no_log_store(
+    words: tuple[str, ...], database_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a log store of its own, the database would refuse the nodes that keep its records in Postgres."""
+    arguments = [word.format(out=tmp_path / "out") for word in words]
+    assert main([*arguments, "--database-url", database_url, "--log-store", str(tmp_path / "log")]) == 0
+    assert asyncio.run(_log_stores(database_url)) == 0
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_backup_and_its_restore_run_the_programs_of_the_given_directory(
+    database_url: str, empty_database_url: str, tmp_path: Path
+) -> None:
+    """Without the option, a machine may have no Postgres, or one that is too old for the server."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("postgres", "initdb", "pg_dump", "pg_restore", "psql"):
+        (programs / name).write_text(f'#!/bin/sh\ntouch "$0.ran"\nexec {bin_directory() / name} "$@"\n')
+        (programs / name).chmod(0o755)
+    given = ("--postgres-bin", str(programs), "--database-url")
+    assert main(["backup", str(tmp_path / "out"), *given, database_url]) == 0
+    assert main(["restore", str(tmp_path / "out"), *given, empty_database_url]) == 0
+    assert {path.stem for path in programs.glob("*.ran")} >= {"pg_dump", "pg_restore", "psql"}
+
+
+@pytest.mark.parametrize("words", [("backup", "{out}"), ("restore", "{out}")], ids=" ".join)
+def test_a_directory_without_the_programs_of_a_backup_is_named(
+    words: tuple[str, ...],
+    database_url: str,
+    empty_database_url: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, programs = tmp_path / "out", tmp_path / "programs"
+    programs.mkdir()
+    url = database_url
+    if words[0] == "restore":
+        assert main(["backup", str(out), "--database-url", database_url]) == 0
+        url = empty_database_url
+    capsys.readouterr()
+    arguments = [word.format(out=out) for word in words]
+    assert main([*arguments, "--postgres-bin", str(programs), "--database-url", url]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"sluice: {programs} has no pg_")
+    assert "--postgres-bin" in line
+
+
+async def _log_stores(url: str) -> int:
+    connection = await asyncpg.connect(url)
+    try:
+        return await connection.fetchval("delete from sluice.log_store returning 1") or 0
+    finally:
+        await connection.close()
 
 
 async def _has_tables(url: str) -> bool:
