@@ -3,7 +3,7 @@
 The one idea: bytes stay bytes. Appending needs only the head; `iter_records` and `build_batch` exist for the few places
 that must look inside (compaction, null keys on a compacted topic, offsets by timestamp, ends of transactions, tests).
 Base offset and leader epoch lie outside the CRC, so an append never touches a covered byte; only `set_log_append_time`
-does, and recomputes.
+and `correct_max_timestamp` do, and recompute.
 
 It does not read magic 0 or 1, does not convert between codecs (`protocol/compression.py` has them), and verifies a CRC
 only when asked.
@@ -208,10 +208,21 @@ def set_log_append_time(batch: bytearray | memoryview, now_ms: int) -> None:
 
     The records' own deltas stay; readers take max_timestamp for every record of such a batch.
     """
+    batch[ATTRIBUTES_LOW_AT] |= _LOG_APPEND_TIME_BIT
+    _set_max_timestamp(batch, now_ms)
+
+
+def correct_max_timestamp(batch: bytearray | memoryview, timestamp_ms: int) -> None:
+    """Write the greatest timestamp of the records into the head of one whole batch, in place, if the head has another
+    one."""
+    if _INT64.unpack_from(batch, _MAX_TIMESTAMP_AT) != (timestamp_ms,):
+        _set_max_timestamp(batch, timestamp_ms)
+
+
+def _set_max_timestamp(batch: bytearray | memoryview, timestamp_ms: int) -> None:
     head = read_head(batch)
     view = memoryview(batch)
-    view[ATTRIBUTES_LOW_AT] = view[ATTRIBUTES_LOW_AT] | _LOG_APPEND_TIME_BIT
-    _INT64.pack_into(view, _MAX_TIMESTAMP_AT, now_ms)
+    _INT64.pack_into(view, _MAX_TIMESTAMP_AT, timestamp_ms)
     _UINT32.pack_into(view, _CRC_AT, crc32c.crc32c(view[_COVERED_AT : head.size_bytes]))
 
 

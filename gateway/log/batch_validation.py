@@ -38,6 +38,7 @@ MAX_RECORD_ERRORS = 100
 """Offending records listed in one answer; the batch is refused whole either way."""
 
 _offset_of: Callable[[ReadRecord], int] = attrgetter("offset")
+_timestamp_of: Callable[[ReadRecord], int] = attrgetter("timestamp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ def validate(
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
     scratch: memoryview | None = None,
 ) -> BatchHead | Refused:
-    """Return the head of the one valid batch in `records`, or the first check that the batch fails.
+    """Return the head of the one valid batch in `records`, or the first check that the batch fails. The head has the
+    greatest timestamp of the records, also if the producer wrote another one: kafka-go's Conn writes the last one.
 
     Mirrors ProduceRequest.validateRecords, UnifiedLog.analyzeAndValidateRecords and LogValidator, in that order.
     `version` is the Produce request's. Raise DecompressedTooLargeError if `max_decompressed_bytes` was lowered and a
@@ -86,7 +88,7 @@ def validate(
         )
     if not verify_crc(records, head):
         return Refused(ErrorCode.CORRUPT_MESSAGE, "batch does not match its CRC")
-    return _check_head(head) or _check_records(records, head, config, now_ms, max_decompressed_bytes, scratch) or head
+    return _check_head(head) or _check_records(records, head, config, now_ms, max_decompressed_bytes, scratch)
 
 
 def _read_only_batch(records: Buffer) -> BatchHead | Refused:
@@ -139,33 +141,43 @@ def _check_records(
     now_ms: int,
     max_decompressed_bytes: int,
     scratch: memoryview | None,
-) -> Refused | None:
+) -> BatchHead | Refused:
     rules = _Rules.of(config, now_ms)
     try:
         reader = RecordReader(records, head, max_decompressed_bytes=max_decompressed_bytes, scratch=scratch)
         if rules.look_at_records or head.max_timestamp > rules.latest_ms or head.base_timestamp > rules.latest_ms:
-            return _judge_records(reader, rules)
-        return _judge_offsets(reader)
+            judged = _judge_records(reader, rules)
+        else:
+            judged = _judge_offsets(reader)
+            if isinstance(judged, int) and judged > rules.latest_ms:
+                judged = _judge_records(reader, rules)
     except DecompressedTooLargeError as error:
         if max_decompressed_bytes < MAX_DECOMPRESSED_BYTES:
             raise
         return Refused(ErrorCode.INVALID_RECORD, str(error))
     except DAMAGED as error:
         return Refused(ErrorCode.INVALID_RECORD, f"records cannot be read: {error}")
+    if isinstance(judged, Refused):
+        return judged
+    newest_ms = min(judged, UNBOUNDED_MS)
+    return head if newest_ms == head.max_timestamp else head._replace(max_timestamp=newest_ms)
 
 
-def _judge_offsets(reader: RecordReader) -> Refused | None:
-    """Read every record and check only its place. No Python statement runs per record, because this is the cost of
-    each produced record."""
+def _judge_offsets(reader: RecordReader) -> Refused | int:
+    """Read every record and check only its place. Return the greatest timestamp. No Python statement runs per record,
+    because this is the cost of each produced record."""
     expected = 0
+    newest_ms = NO_TIMESTAMP
     for window in reader.windows():
-        deltas = tuple(map(_offset_of, window))
+        records = tuple(window)
+        deltas = tuple(map(_offset_of, records))
+        newest_ms = max(newest_ms, max(map(_timestamp_of, records), default=NO_TIMESTAMP))
         end = expected + len(deltas)
         if deltas != tuple(range(expected, end)):
             index = next(index for index, delta in enumerate(deltas, expected) if delta != index)
             return _out_of_order(index, deltas[index - expected])
         expected = end
-    return None
+    return newest_ms
 
 
 class _Rules(NamedTuple):
@@ -189,7 +201,9 @@ class _Rules(NamedTuple):
         return self.keys_needed or self.earliest_ms > NO_TIMESTAMP
 
 
-def _judge_records(reader: RecordReader, rules: _Rules) -> Refused | None:
+def _judge_records(reader: RecordReader, rules: _Rules) -> Refused | int:
+    """Check every record. Return the greatest timestamp."""
+    newest_ms = NO_TIMESTAMP
     null_keys: list[tuple[int, str]] = []
     bad_timestamps: list[tuple[int, str]] = []
     index = 0
@@ -200,6 +214,7 @@ def _judge_records(reader: RecordReader, rules: _Rules) -> Refused | None:
             if rules.keys_needed and record.key is None and len(null_keys) < MAX_RECORD_ERRORS:
                 null_keys.append((index, "a compacted topic takes no record without a key"))
             timestamp = record.timestamp
+            newest_ms = max(newest_ms, timestamp)
             if (
                 timestamp != NO_TIMESTAMP
                 and not rules.earliest_ms <= timestamp <= rules.latest_ms
@@ -217,7 +232,7 @@ def _judge_records(reader: RecordReader, rules: _Rules) -> Refused | None:
             "One or more records have been rejected due to invalid timestamp",
             tuple(bad_timestamps),
         )
-    return None
+    return newest_ms
 
 
 def _out_of_order(index: int, offset_delta: int) -> Refused:

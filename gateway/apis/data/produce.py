@@ -45,7 +45,7 @@ from protocol.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
-from protocol.records import set_log_append_time
+from protocol.records import correct_max_timestamp, set_log_append_time
 from storage.errors import StorageError
 from storage.types import Appended, NewBatch, Partition, PartitionKey, ReadRequest, ReadResult, Refusal, Topic
 
@@ -402,6 +402,8 @@ def _submit_partition(
     if plan.batch.config.log_append_time:
         set_log_append_time(records, now_ms)
         log_append_time_ms = now_ms
+    else:
+        correct_max_timestamp(records, head.max_timestamp)
     outcome = context.services.appender.submit(
         NewBatch(
             partition_key=plan.partition.partition_key,

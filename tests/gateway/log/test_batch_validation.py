@@ -159,6 +159,20 @@ def test_timestamps_too_far_ahead_are_listed() -> None:
     assert [index for index, _ in verdict.record_errors] == [1]
 
 
+def test_timestamps_too_far_ahead_are_listed_whatever_the_head_says() -> None:
+    records = [record(0), record(1, timestamp=NOW_MS + 7_200_000), record(2)]
+    verdict = judge(build_batch(records, max_timestamp=NOW_MS))
+    assert code_of(verdict) == ErrorCode.INVALID_TIMESTAMP
+
+
+@pytest.mark.parametrize("policy", [("delete",), ("compact",)])
+def test_the_head_of_a_valid_batch_has_the_greatest_timestamp_of_its_records(policy: tuple[str, ...]) -> None:
+    records = [record(0), record(1, timestamp=NOW_MS - 1)]
+    head = judge(build_batch(records, max_timestamp=NOW_MS - 1), config=replace(CONFIG, cleanup_policy=policy))
+    assert isinstance(head, BatchHead)
+    assert head.max_timestamp == NOW_MS
+
+
 def test_timestamps_too_far_back_are_listed() -> None:
     records = build_batch([record(0, timestamp=NOW_MS - 1001), record(1, timestamp=NOW_MS - 1000)])
     assert isinstance(judge(records), BatchHead)

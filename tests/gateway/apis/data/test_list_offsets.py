@@ -32,9 +32,9 @@ from protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from protocol.records import Record, build_batch, read_head
+from protocol.records import Record, build_batch, read_head, split_batches, verify_crc
 from storage.types import NewBatch, PartitionKey, PartitionState, Topic
-from tests.gateway.data_plane import DataPlane, batch_of, data_plane, offsets_in, only
+from tests.gateway.data_plane import DataPlane, batch_of, data_plane, offsets_in, only, raw
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = -1, -2, -3, -4, -5, -6
 
@@ -99,6 +99,22 @@ async def test_timestamps_are_found_by_record(node: DataPlane, codec: Compressio
     assert await place(node, topic, LATEST) == (-1, 8)
 
 
+@pytest.mark.parametrize("codec", [Compression.NONE, Compression.LZ4])
+async def test_the_records_and_not_the_head_give_a_batch_its_greatest_timestamp(
+    node: DataPlane, codec: Compression
+) -> None:
+    """kafka-go's Conn writes the last record's timestamp into the head. Kafka corrects it."""
+    topic = await node.create_topic("t")
+    for timestamps, in_head in (([1000], 9000), ([3000, 2000], 2000), ([2500], 2500)):
+        records = [Record(offset, timestamp, b"k", b"v") for offset, timestamp in enumerate(timestamps)]
+        await node.send(topic, build_batch(records, max_timestamp=in_head, compression=codec))
+    for asked, found in [(1500, (3000, 1)), (2800, (3000, 1)), (3001, (-1, -1)), (MAX_TIMESTAMP, (3000, 1))]:
+        assert await place(node, topic, asked) == found, asked
+    batches = split_batches(raw(await node.fetch_one(topic, 0)))
+    assert [read_head(batch).max_timestamp for batch in batches] == [1000, 3000, 2500]
+    assert all(verify_crc(batch) for batch in batches)
+
+
 async def test_end_is_returned_after_the_last_records_are_deleted(node: DataPlane) -> None:
     """Another gateway answered 0 for LATEST after DeleteRecords, and 0 if no timestamp matched."""
     topic = await node.create_topic("t")
@@ -152,7 +168,9 @@ async def test_search_by_time_is_fast_if_a_head_claims_too_late_a_time(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await node.create_topic("t")
-    await node.send(topic, build_batch([Record(0, 1000, b"k", b"v")], max_timestamp=5000))
+    # Produce corrects such a head.
+    claiming = bytearray(build_batch([Record(0, 1000, b"k", b"v")], max_timestamp=5000))
+    await node.log.append([NewBatch(topic.partitions[0].partition_key, claiming, 1, 5000)])
     for _ in range(20):
         await node.send(topic, batch_of(b"v", timestamps=[1000]))
     asked = 0
