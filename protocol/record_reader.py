@@ -175,6 +175,8 @@ class RecordReader:
         timestamp = head.base_timestamp + timestamp_delta
         if head.timestamp_type is TimestampType.LOG_APPEND_TIME:
             timestamp = head.max_timestamp
+        if not -(2**63) <= timestamp < 2**63:
+            raise ProtocolError(f"timestamp {timestamp} has more than 64 bits")
         return LargeRecord(head.base_offset + offset_delta, timestamp, key, value), end
 
 

@@ -159,8 +159,7 @@ def _check_records(
         return Refused(ErrorCode.INVALID_RECORD, f"records cannot be read: {error}")
     if isinstance(judged, Refused):
         return judged
-    newest_ms = min(judged, UNBOUNDED_MS)
-    return head if newest_ms == head.max_timestamp else head._replace(max_timestamp=newest_ms)
+    return head if judged == head.max_timestamp else head._replace(max_timestamp=judged)
 
 
 def _judge_offsets(reader: RecordReader) -> Refused | int:

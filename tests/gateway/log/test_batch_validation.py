@@ -182,6 +182,18 @@ def test_timestamps_too_far_back_are_listed() -> None:
     assert [index for index, _ in verdict.record_errors] == [0]
 
 
+@pytest.mark.parametrize("base_ms", [2**63 - 1, -(2**63)])
+def test_a_timestamp_of_more_than_64_bits_is_refused(base_ms: int) -> None:
+    """It would end compaction and look-ups by time. The compiled parser, which reads small records, wraps it."""
+    before_or_after = 1 if base_ms > 0 else -1
+    records = bytearray(
+        build_batch([record(0, timestamp=0), record(1, timestamp=before_or_after, value=bytes(100_000))])
+    )
+    struct.pack_into(">q", records, 27, base_ms)
+    struct.pack_into(">I", records, 17, crc32c.crc32c(memoryview(records)[21:]))
+    assert code_of(judge(records, config=replace(CONFIG, timestamp_after_max_ms=2**63 - 1))) is ErrorCode.INVALID_RECORD
+
+
 def test_missing_timestamp_is_not_too_far_back() -> None:
     records = build_batch([record(0, timestamp=-1)])
     assert isinstance(judge(records, config=replace(CONFIG, timestamp_before_max_ms=1000)), BatchHead)
