@@ -677,7 +677,12 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
                 if record.group_id not in self._slots and len(self._slots) < self._bounds.groups:
                     slot = Slot(record.group_id, lease, self._machines.missing(record.group_id))
                     self._slots[record.group_id] = slot
-                    self._take_over(slot, record)
+                    try:
+                        self._take_over(slot, record)
+                    except Exception as error:
+                        # A newer release may have stored the group. A request for it reads it again, and is refused.
+                        logger.error("group cannot be read", group_id=record.group_id, exc_info=error)
+                        self._drop(slot, ErrorCode.UNKNOWN_SERVER_ERROR)
         except StorageUnavailable:
             # No caller waits any more. The code below handles this case.
             pass

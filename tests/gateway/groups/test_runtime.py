@@ -510,6 +510,29 @@ async def test_only_shards_that_have_groups_are_read(node: GroupNode, monkeypatc
     assert node.groups.group_ids() == [G]
 
 
+async def test_unreadable_group_of_a_shard_stays_stored_and_delays_no_other(node: GroupNode) -> None:
+    """A newer release may have stored the group in a form that this release cannot read."""
+    shard = node.leases.shard_of(G)
+    before, after = [
+        next(name for name in (f"{first}{number}" for number in range(10_000)) if node.leases.shard_of(name) == shard)
+        for first in "az"
+    ]
+    for name in (G, before, after):
+        await settle(node.member(name, name))
+    node.groups.shard_lost(shard)
+    await node.database.hot.fetch("update consumer_group set group_type = 'future' where group_id = $1", G)
+    await node.database.hot.fetch("update group_member set document = document || '{\"session_timeout_ms\": 20}'")
+    node.groups.shard_acquired(node.leases.lease_for(G) or pytest.fail("no lease"))
+    await until(lambda: not node.groups.shards_loading)
+    assert G not in node.groups.group_ids()
+    assert (await node.member(G, "newcomer").join()).error is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert len((await node.store.load([G]))[G].members) == 1
+    for name in (before, after):
+        await until(lambda name=name: name not in node.groups.group_ids())
+        assert (stored := await node.stored(name)) is not None
+        assert stored.state is GroupState.EMPTY
+
+
 async def test_late_fenced_write_does_not_affect_the_next_lease(
     node: GroupNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
