@@ -155,6 +155,8 @@ def _join(
         draft.tell(MemberReplaced(event.member_id, known.member_id, known.instance_id or ""))
         back = replace(known, member_id=event.member_id, member_epoch=0, previous_member_epoch=0, connection_number=-1)
         if known.member_id != event.member_id:
+            if event.member_id in draft.members:
+                draft.lose_all({event.member_id: Departure.LEFT})
             draft.succeed(known.member_id, back)
         return _proceed(draft, event, known, _updated(back, event))
     draft.tell(MemberRejoined(event.member_id))

@@ -109,3 +109,16 @@ def test_absent_static_member_has_released_its_revoked_tasks() -> None:
     given = scene.beat("b", newcomer.member_epoch).tasks
     assert given is not None
     assert len(given.active) == 2
+
+
+def test_static_member_that_returns_under_the_id_of_another_gets_the_tasks_of_both() -> None:
+    scene = Scene()
+    scene.join("a", **STATIC)
+    epoch = scene.join("b").member_epoch
+    scene.beat("a", scene.beat("a", 2).member_epoch, owned=Tasks(frozenset({("0", 0), ("0", 1)})), instance_id="i")
+    scene.beat("b", epoch)
+    assert len(tasks_of(scene, "b").active) == 2
+    scene.beat("a", AWAY, instance_id="i")
+    scene.join("b", **STATIC)
+    assert set(scene.group.members) == {"b"}
+    assert tasks_of(scene, "b") == Tasks(ALL)
