@@ -33,6 +33,8 @@ MAX_CLIENTS = 20_000
 forgotten first."""
 MAX_PARTITIONS = 20_000
 """Partitions with marks per client. The partition that was fetched longest ago is forgotten first."""
+MAX_MARKS = 250_000
+"""Marks of all clients: some 100 MB. Each request may name another client id, and any number of partitions."""
 RECENT_S = 30.0
 """A consumer fetches each of its partitions at least this often. If it does not, another node may have served it."""
 CLIENTS_MOVE_S = 300.0
@@ -108,12 +110,16 @@ class Marks:
         clock: Callable[[], float] = lambda: 0.0,
         alone: Callable[[], bool] = lambda: True,
         nodes_since_s: Callable[[], float] = lambda: float("-inf"),
+        *,
+        max_marks: int = MAX_MARKS,
     ) -> None:
         self._wanted = wanted
         self._clock = clock
         self._alone = alone
         self._nodes_since_s = nodes_since_s
+        self._max_marks = max_marks
         self._marks: OrderedDict[Client, OrderedDict[Partition, Mark]] = OrderedDict()
+        self._count = 0
         self.complete_since_s = clock()
         """Time since which this node has not forgotten any mark."""
         self._was_wanted = False
@@ -190,22 +196,27 @@ class Marks:
         marks = self._marks.get(client)
         if marks is None:
             marks = self._marks[client] = OrderedDict()
-            if len(self._marks) > MAX_CLIENTS:
-                self._marks.popitem(last=False)
-                self.complete_since_s = self._clock()
         else:
             self._marks.move_to_end(client)
         mark = marks.get(partition)
-        if mark is None:
-            began_here = fetch_offset <= 0 or self._silent_s() > RECENT_S
-            mark = marks[partition] = Mark(fetch_offset, fetch_offset, began_here, self._clock())
-            if len(marks) > MAX_PARTITIONS:
-                marks.popitem(last=False)
-                self.complete_since_s = self._clock()
+        if mark is not None:
+            mark.at_s = self._clock()
+            marks.move_to_end(partition)
             return mark
-        mark.at_s = self._clock()
-        marks.move_to_end(partition)
+        began_here = fetch_offset <= 0 or self._silent_s() > RECENT_S
+        mark = marks[partition] = Mark(fetch_offset, fetch_offset, began_here, self._clock())
+        self._count += 1
+        if len(marks) > MAX_PARTITIONS:
+            marks.popitem(last=False)
+            self._forgot(1)
+        while len(self._marks) > 1 and (len(self._marks) > MAX_CLIENTS or self._count > self._max_marks):
+            _, silent = self._marks.popitem(last=False)
+            self._forgot(len(silent))
         return mark
+
+    def _forgot(self, count: int) -> None:
+        self._count -= count
+        self.complete_since_s = self._clock()
 
 
 _NOTHING: OrderedDict[Partition, Mark] = OrderedDict()

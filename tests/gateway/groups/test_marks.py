@@ -203,6 +203,25 @@ def test_marks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert marks.complete_since_s == 5.0
 
 
+def test_marks_of_all_clients_together_are_bounded() -> None:
+    """One connection may name another client id in each request, each time with all partitions."""
+    clock = Clock()
+    marks = Marks(clock=clock, max_marks=50)
+    topic_id = uuid.uuid4()
+    clock.now_s = 5.0
+    for number in range(20):
+        for index in range(10):
+            marks.served(connection("a"), f"c{number}", (topic_id, index), 0, [])
+
+    def are_known(client_id: str) -> list[bool]:
+        return [marks.of(None, client_id, "/127.0.0.1", (topic_id, index)) is not None for index in range(10)]
+
+    known = [any(are_known(f"c{number}")) for number in range(20)]
+    assert known == [False] * 16 + [True] * 4, "of those and of the connection, ten each"
+    assert all(are_known("c19"))
+    assert marks.complete_since_s == 5.0
+
+
 def test_marks_are_complete_since_they_were_requested() -> None:
     clock, wanted = Clock(), [False]
     marks = Marks(lambda: wanted[0], clock)
