@@ -30,10 +30,13 @@ from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import consumer_group_describe as described
 from protocol.messages.consumer_group_heartbeat import Assignment, TopicPartitions
+from protocol.shown import MAX_NAME_CHARS
 
 MAX_SUBSCRIBED_TOPICS = 5_000
 """Maximal number of subscribed topics. The group compares them in one uninterrupted step, which takes some twenty
 milliseconds if all of them exist."""
+MAX_SUBSCRIBED_CHARACTERS = MAX_SUBSCRIBED_TOPICS * MAX_NAME_CHARS
+"""Characters of all these names. The group keeps and stores them, also those that no topic can have."""
 
 HIDDEN = "The group has described topic(s) that the client is not authorized to describe."
 
@@ -72,12 +75,15 @@ async def look_up_subscribed(names: Sequence[str] | None, catalog: Catalog) -> N
     """Look up topics that this node does not know, so that a member can receive a topic that another node created a
     moment ago.
 
-    KafkaError POLICY_VIOLATION if there are too many; StorageError.
+    KafkaError POLICY_VIOLATION if there are too many, or if they are too long; StorageError.
     """
     if not names:
         return
-    if len(names) > MAX_SUBSCRIBED_TOPICS:
-        raise KafkaError(ErrorCode.POLICY_VIOLATION, f"A member may name {MAX_SUBSCRIBED_TOPICS} topics.")
+    if len(names) > MAX_SUBSCRIBED_TOPICS or sum(map(len, names)) > MAX_SUBSCRIBED_CHARACTERS:
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION,
+            f"A member may name {MAX_SUBSCRIBED_TOPICS} topics, with {MAX_SUBSCRIBED_CHARACTERS} characters.",
+        )
     await catalog.resolve_all(names)
 
 

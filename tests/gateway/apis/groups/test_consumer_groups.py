@@ -140,6 +140,14 @@ async def test_heartbeat_errors_have_messages(node: GroupNode) -> None:
     assert good.error_code == ErrorCode.NONE
 
 
+async def test_subscription_longer_than_the_names_of_all_permitted_topics_is_refused(node: GroupNode) -> None:
+    names = tuple(f"{number:032000}" for number in range(5_000 * 249 // 32_000 + 1))
+    fields: dict[str, Any] = {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": names}
+    assert (await beat(node, "a", 0, {}, **fields)).error_code == ErrorCode.POLICY_VIOLATION
+    assert not await rows(node)
+    await join(node, "a", *(f"{number:0249}" for number in range(5_000)))
+
+
 async def test_offsets_are_committed_and_fetched_under_the_member_epoch(node: GroupNode) -> None:
     topic = (await node.create_topic("t", 4)).topic_id
     assert await commit(node, topic, "", -1) == ErrorCode.NONE, "nobody is a member"
