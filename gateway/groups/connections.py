@@ -22,10 +22,12 @@ _NO_NUMBERS: Mapping[MemberId, int] = {}
 
 
 class GroupsOfConnections:
-    """For each open connection, the groups for which it has sent requests."""
+    """For each open connection, the groups for which it has sent requests: at most `bound` in total."""
 
-    def __init__(self) -> None:
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
         self._group_ids: dict[ConnectionId, set[str]] = {}
+        self._count = 0
 
     def note(self, group_id: str, request: Request[Reply]) -> None:
         """Register the group for the end of the request's connection. The runner calls this as the request arrives:
@@ -34,13 +36,16 @@ class GroupsOfConnections:
             return
         group_ids = self._group_ids.get(request.connection_id)
         if group_ids is None:
-            self._group_ids[request.connection_id] = {group_id}
-        elif len(group_ids) < MAX_GROUPS_PER_CONNECTION:
+            group_ids = self._group_ids[request.connection_id] = set()
+        if group_id not in group_ids and len(group_ids) < MAX_GROUPS_PER_CONNECTION and self._count < self._bound:
             group_ids.add(group_id)
+            self._count += 1
 
     def take(self, connection_id: ConnectionId) -> Set[str]:
         """Forget the connection, and return the groups for which it has sent requests."""
-        return self._group_ids.pop(connection_id, _NO_GROUPS)
+        group_ids = self._group_ids.pop(connection_id, _NO_GROUPS)
+        self._count -= len(group_ids)
+        return group_ids
 
     def open(self) -> frozenset[ConnectionId]:
         return frozenset(self._group_ids)

@@ -114,6 +114,9 @@ class Bounds:
     """Groups in memory. Beyond it unknown groups are refused, so that an id per request cannot fill the node."""
     mailbox: int = 20_000
     """Maximal number of requests that wait in one group."""
+    spoken_for: int = 200_000
+    """Groups for which open connections have sent requests, counted for each connection, even if no such group exists.
+    If there are more, the end of a connection is not noticed in the others: members there expire by their sessions."""
     remembered: int = 100_000
     """Number of members of dropped groups whose newest connection numbers are remembered."""
 
@@ -150,7 +153,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         self._closing: set[asyncio.Task[None]] = set()
         """Tasks that inform groups of the end of a connection."""
         self._slots: dict[str, Slot[GroupT]] = {}
-        self._connections = GroupsOfConnections()
+        self._connections = GroupsOfConnections(bounds.spoken_for)
         self._newest = NewestConnections(bounds.remembered)
         self._shards_loading: dict[int, CoordinatorLease] = {}
         self._tasks: set[asyncio.Task[None]] = set()
