@@ -22,6 +22,8 @@ CHECK_TIMEOUT_S = 2.0
 STOP_TIMEOUT_S = 0.5
 BACKLOG = 128
 MAX_CONNECTIONS = 256
+MAX_CONNECTIONS_FROM = 128
+"""Maximal number of connections of one address, so that one address cannot keep probes and Prometheus out."""
 
 _LINKS = (
     ("/metrics", "for Prometheus"),
@@ -43,7 +45,7 @@ class HttpServer:
         self._checks: Mapping[str, Check] = {}
         self._bound: asyncio.Server | None = None
         self._checking: dict[str, asyncio.Future[str | None]] = {}
-        self._connections = HttpConnections(MAX_CONNECTIONS)
+        self._connections = HttpConnections(MAX_CONNECTIONS, most_from=MAX_CONNECTIONS_FROM)
         app = web.Application(middlewares=[self._counted])
         app.add_routes(
             [
