@@ -161,11 +161,11 @@ def _parents_end(stopping: asyncio.Event) -> Generator[None]:
 
 async def _answer_lines(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, node: TestNode) -> None:
     while line := await reader.readline():
-        answer: dict[str, object]
+        wanted = json.loads(line)
+        answer: dict[str, object] = {"number": wanted["number"]}
         try:
-            wanted = json.loads(line)
-            answer = {"result": await node.do(wanted["do"], wanted.get("with", {}))}
+            answer["result"] = await node.do(wanted["do"], wanted.get("with", {}))
         except Exception as error:  # noqa: BLE001 - the test gets every failure; the server goes on
-            answer = {"error": str(error) or type(error).__name__}
+            answer["error"] = str(error) or type(error).__name__
         writer.write(json.dumps(answer).encode() + b"\n")
         await writer.drain()

@@ -58,6 +58,7 @@ class Kafka:
         self._log: IO[bytes] | None = None
         self._turn = threading.Lock()
         self._numbers = itertools.count(1)
+        self._actions = itertools.count(1)
         self._bootstrap = ""
 
     def __enter__(self) -> Kafka:
@@ -116,7 +117,10 @@ class Kafka:
             theirs.close()
         self._control = ours
         try:
-            self._bootstrap = str(self._receive(self._start_timeout)["bootstrap"])
+            started = self._receive(self._start_timeout)
+            if "error" in started:
+                raise KafkaTestError(str(started["error"]))
+            self._bootstrap = str(started["bootstrap"])
         except BaseException:
             self.stop()
             raise
@@ -206,14 +210,21 @@ class Kafka:
         with self._turn:
             if self._control is None:
                 raise KafkaTestError("the test server does not run")
+            number = next(self._actions)
             try:
-                self._control.sendall(json.dumps({"do": action, "with": arguments}).encode() + b"\n")
+                line = json.dumps({"number": number, "do": action, "with": arguments})
+                self._control.sendall(line.encode() + b"\n")
             except OSError as error:
                 raise self._ended() from error
-            return self._receive(ACTION_SECONDS + float(arguments.get("timeout_s", 0))).get("result")
+            # An earlier action may have been interrupted, for example by Ctrl-C, before its answer came.
+            while (answer := self._receive(ACTION_SECONDS + float(arguments.get("timeout_s", 0))))["number"] != number:
+                pass
+            if "error" in answer:
+                raise KafkaTestError(str(answer["error"]))
+            return answer["result"]
 
     def _receive(self, seconds: float) -> dict[str, Any]:
-        """Return the next line. Raise KafkaTestError if the line reports an error or does not arrive in time."""
+        """Return the next line. Raise KafkaTestError if it does not arrive in time."""
         assert self._control is not None
         deadline = time.monotonic() + seconds
         while b"\n" not in self._received:
@@ -232,8 +243,6 @@ class Kafka:
             self._received += part
         line, _, self._received = self._received.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise KafkaTestError(str(answer["error"]))
         return answer
 
     def _ended(self) -> KafkaTestError:

@@ -275,6 +275,25 @@ def data_of(processes: Sequence[psutil.Process]) -> str:
     return data
 
 
+def test_the_answer_to_an_interrupted_action_is_not_taken_for_the_next_one(kafka: Kafka) -> None:
+    """Ctrl-C, or a timeout of the test, interrupts an action. The fixture's teardown asks for the next one."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    kafka.slow("CreateTopics", ms=2000)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            kafka.create_topic()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    kafka.heal()
+    with pytest.raises(KafkaTestError, match="Kafka has no API Produced"):
+        kafka.fail_next("Produced")
+
+
 def test_a_stopped_server_leaves_nothing_and_can_be_started_again() -> None:
     kafka = Kafka()
     for _ in range(2):
