@@ -66,7 +66,7 @@ class _Connection:
         self._correlation_id = 0
         try:
             self._socket = socket.create_connection(address, timeout=_left(deadline))
-        except OSError as error:
+        except (OSError, ValueError, OverflowError) as error:  # a host that is no name, or a port that no host has
             raise UnreachableError(f"{_shown(address)} cannot be reached: {error}") from error
         try:
             self._socket = security.wrap(self._socket, address[0])
@@ -123,7 +123,10 @@ class _Connection:
         api_key = _schema(request).api_key
         self._correlation_id += 1
         header = encode_request_header(RequestHeader(int(api_key), version, self._correlation_id, CLIENT_ID))
-        frame = header + b"".join(codec.encode(request, version))
+        try:
+            frame = header + b"".join(codec.encode(request, version))
+        except ValueError as error:  # for example a number of more than 32 bits, or a name that is not UTF-8
+            raise CommandError(f"a value does not fit into a request: {error}") from error
         try:
             self._socket.settimeout(_left(deadline))
             self._socket.sendall(len(frame).to_bytes(4, "big") + frame)

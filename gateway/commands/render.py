@@ -76,7 +76,7 @@ def _cell(value: Value) -> str:
     if isinstance(value, str):
         return shown(value, None)
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={shown(str(value[key]), None)}" for key in value)
+        return ", ".join(shown(f"{key}={value[key]}", None) for key in value)
     if isinstance(value, Sequence):
         return ", ".join(shown(str(element), None) for element in value) or "-"
     return str(value)

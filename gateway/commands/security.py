@@ -104,13 +104,14 @@ class ClientSecurity:
 
 
 def _authenticate_by_scram(mechanism: ScramMechanism, user: str, password: str, send: Send) -> None:
-    from gateway.security.scram import MAX_ITERATIONS, salted_password
+    from gateway.security.scram import BASE64, MAX_ITERATIONS, MIN_ITERATIONS, salted_password
 
     nonce = base64.b64encode(secrets.token_bytes(NONCE_BYTES)).decode()
     bare = f"n={user.replace('=', '=3D').replace(',', '=2C')},r={nonce}"
-    first = send(f"n,,{bare}".encode()).decode()
-    found = re.fullmatch(r"r=([^,]+),s=([^,]+),i=(\d{1,9})", first)
-    if found is None or not found[1].startswith(nonce) or int(found[3]) > MAX_ITERATIONS:
+    first = send(f"n,,{bare}".encode()).decode(errors="replace")
+    found = re.fullmatch(rf"r=([^,]+),s=({BASE64}),i=(\d{{1,9}})", first)
+    # If an impostor could demand few iterations, it could guess the password from the proof much faster.
+    if found is None or not found[1].startswith(nonce) or not MIN_ITERATIONS <= int(found[3]) <= MAX_ITERATIONS:
         raise CommandError("the broker's answer does not follow SCRAM")
     salted = salted_password(mechanism, password, base64.b64decode(found[2]), int(found[3]))
     client_key = hmac.digest(salted, b"Client Key", mechanism.hash_name)

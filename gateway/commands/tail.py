@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from gateway.commands.client import Cluster
 from gateway.commands.errors import CommandError
-from gateway.commands.log import bounds
+from gateway.commands.log import bounds, demand_answers
 from gateway.commands.reader import Reader
 from gateway.commands.render import json_text
 from protocol.records import Record
@@ -25,7 +25,9 @@ def tail_topic(cluster: Cluster, given: argparse.Namespace) -> int:
     wanted: list[int] = given.partition or present
     if set(wanted) - set(present):
         raise CommandError(f"topic {given.topic} has partitions {present[0]} to {present[-1]}")
-    found_bounds = bounds(cluster, [(given.topic, partition) for partition in wanted])
+    keys = [(given.topic, partition) for partition in wanted]
+    found_bounds = bounds(cluster, keys)
+    demand_answers(keys, found_bounds)
     positions: dict[int, int] = {}
     ends: dict[int, int] = {}
     for (_, partition), found in found_bounds.items():

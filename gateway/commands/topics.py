@@ -143,7 +143,7 @@ def delete_topics(cluster: Cluster, given: argparse.Namespace) -> int:
     response = cluster.ask_controller(DeleteTopicsResponse, request)
     rows: list[Row] = []
     for result in sorted(response.responses, key=lambda result: names.index(result.name or "")):
-        code = ErrorCode(result.error_code)
+        code = result.error_code
         needs = f"--operation delete --topic {result.name}"
         said = reason(code, result.error_message, needs=needs) if code else "deleted"
         if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gateway.commands.client import Cluster
 from gateway.commands.errors import CommandError
+from gateway.commands.refusals import reason
 from gateway.commands.topic_changes import DYNAMIC_TOPIC_CONFIG, settings
 from gateway.mirror.source import SourceTopic
 from protocol.errors import ErrorCode
@@ -56,11 +57,11 @@ def _create(source: Cluster, target: Cluster, topic: SourceTopic, warn: Warn) ->
             refused = _ask(target, topic, {name: value}, validate_only=True)
             if refused.error_code == ErrorCode.INVALID_CONFIG:
                 del configs[name]
-                reason = refused.error_message or "the target does not know it"
-                warn(f"topic {topic.name}: {name}={value} is left out: {reason}")
+                why = refused.error_message or "the target does not know it"
+                warn(f"topic {topic.name}: {name}={value} is left out: {why}")
         result = _ask(target, topic, configs)
     if result.error_code not in (0, ErrorCode.TOPIC_ALREADY_EXISTS):
-        raise CommandError(f"topic {topic.name}: {result.error_message or ErrorCode(result.error_code).name}")
+        raise CommandError(f"topic {topic.name}: {reason(result.error_code, result.error_message)}")
 
 
 def _ask(
@@ -86,4 +87,4 @@ def _add_partitions(target: Cluster, name: str, count: int) -> None:
     response = target.ask_controller(CreatePartitionsResponse, request)
     (result,) = response.results
     if result.error_code:
-        raise CommandError(f"topic {name}: {result.error_message or ErrorCode(result.error_code).name}")
+        raise CommandError(f"topic {name}: {reason(result.error_code, result.error_message)}")

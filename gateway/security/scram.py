@@ -97,14 +97,14 @@ def _xor(left: bytes, right: bytes) -> bytes:
 _SASL_NAME = r"(?:[\x01-\x2b\x2d-\x3c\x3e-\x7f]|=2C|=3D)+"
 _VALUE = r"[\x01-\x2b\x2d-\x7f]+"
 _NONCE = r"[\x21-\x2b\x2d-\x7e]+"
-_BASE64 = r"(?:[a-zA-Z0-9/+]{4})*(?:[a-zA-Z0-9/+]{3}=|[a-zA-Z0-9/+]{2}==)?"
+BASE64 = r"(?:[a-zA-Z0-9/+]{4})*(?:[a-zA-Z0-9/+]{3}=|[a-zA-Z0-9/+]{2}==)?"
 _CLIENT_FIRST = re.compile(
     rf"n,(?:a=(?P<authorization_id>{_SASL_NAME}))?,"
     rf"(?P<bare>(?P<mandatory>m={_VALUE},)?n=(?P<name>{_SASL_NAME}),r=(?P<nonce>{_NONCE})(?P<extensions>(?:,[A-Za-z]+={_VALUE})*))",
     re.DOTALL,
 )
 _CLIENT_FINAL = re.compile(
-    rf"(?P<without_proof>c=(?P<binding>{_BASE64}),r=(?P<nonce>{_NONCE})(?:,[A-Za-z]+={_VALUE})*),p=(?P<proof>{_BASE64})",
+    rf"(?P<without_proof>c=(?P<binding>{BASE64}),r=(?P<nonce>{_NONCE})(?:,[A-Za-z]+={_VALUE})*),p=(?P<proof>{BASE64})",
     re.DOTALL,
 )
 

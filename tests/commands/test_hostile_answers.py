@@ -1,0 +1,103 @@
+"""Answers of brokers that are broken, newer than this program, or impostors: one line, and no traceback."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from gateway.cli import main
+from gateway.commands.client import Cluster
+from gateway.commands.errors import CommandError
+from gateway.commands.render import table
+from gateway.commands.security import ClientSecurity
+from protocol.errors import ErrorCode
+from protocol.messages.delete_topics import DeleteTopicsRequest
+from protocol.messages.list_offsets import ListOffsetsRequest
+from tests.commands.terminal import Prompt, produce
+from tests.commands.terminal import sluice as sluice
+from tests.commands.terminal import topic as topic
+from tests.gateway_process import GatewayProcess
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        # An impostor could guess the password at four thousand times the usual speed.
+        b",s=c2FsdA==,i=1",
+        b",s=c2FsdA==,i=0",
+        b",s=c2Fsd,i=4096",
+        b",s=c2FsdA==,i=4096\xff",
+    ],
+)
+def test_a_scram_answer_that_kafkas_clients_refuse_gets_no_proof(rest: bytes) -> None:
+    sent: list[bytes] = []
+
+    def send(token: bytes) -> bytes:
+        sent.append(token)
+        return b"r=" + token.rpartition(b"r=")[2] + b"more" + rest
+
+    with pytest.raises(CommandError, match="does not follow SCRAM"):
+        ClientSecurity(mechanism="SCRAM-SHA-256", user="ana", password="secret").authenticate(send)
+    assert len(sent) == 1
+
+
+@pytest.mark.parametrize("host", ["broker..example", f"{'a' * 64}.example"])
+def test_a_mistyped_host_is_one_line(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topics", "list", "-b", f"{host}:9092"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"sluice: {host}:9092 cannot be reached: ")
+
+
+@pytest.mark.parametrize(
+    "words", [("topics", "create", "t", "--partitions", "9999999999"), ("topics", "describe", "\udcff")]
+)
+def test_a_value_that_no_request_can_hold_is_one_line(sluice: Prompt, words: tuple[str, ...]) -> None:
+    said = sluice(*words, code=1)
+    assert said.startswith("sluice: ")
+    assert said.count("\n") == 1
+
+
+def test_an_error_that_only_newer_brokers_know_is_shown_by_its_number(
+    sluice: Prompt, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = Cluster.ask
+
+    def newer(self: Cluster, response_type: type[Any], request: object, **more: Any) -> Any:
+        response = ask(self, response_type, request, **more)
+        if not isinstance(request, DeleteTopicsRequest):
+            return response
+        (result,) = response.responses
+        return dataclasses.replace(response, responses=(dataclasses.replace(result, error_code=9_999),))
+
+    monkeypatch.setattr(Cluster, "ask", newer)
+    assert "error 9999" in sluice("topics", "delete", topic, code=1)
+
+
+def test_tail_names_a_partition_that_does_not_answer(
+    sluice: Prompt, gateway: GatewayProcess, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for partition in range(2):
+        produce(gateway, topic, partition, ["a"])
+    ask = Cluster.ask
+
+    def moving(self: Cluster, response_type: type[Any], request: object, **more: Any) -> Any:
+        response = ask(self, response_type, request, **more)
+        if not isinstance(request, ListOffsetsRequest):
+            return response
+        (found,) = response.topics
+        partitions = [
+            dataclasses.replace(each, error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER, offset=-1)
+            if each.partition_index == 0
+            else each
+            for each in found.partitions
+        ]
+        return dataclasses.replace(response, topics=(dataclasses.replace(found, partitions=tuple(partitions)),))
+
+    monkeypatch.setattr(Cluster, "ask", moving)
+    assert f"{topic}[0] does not answer now" in sluice("topics", "tail", topic, code=1)
+
+
+def test_a_name_of_a_setting_moves_no_cursor() -> None:
+    assert "\x1b" not in "".join(table([{"configs": {"a\x1b[2J": "1"}}], ("configs",)))
