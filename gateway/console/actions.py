@@ -66,6 +66,8 @@ class Plan(TypedDict):
     """Reasons why the effect may be unexpected."""
     blocked: str | None
     """Reason why the action is impossible now, or None."""
+    compared: NotRequired[Json]
+    """The part of the plan that must be the same when the action is carried out. Without it, the whole plan."""
     digest: NotRequired[str]
 
 
@@ -105,7 +107,8 @@ class Actions:
         group = await self._groups.describe(who, _text(given, "group"))
         plan = await planner(who, given, group)
         plan.setdefault("warnings", [])
-        seen = json.dumps([given.get("action"), group["id"], plan], sort_keys=True, default=str)
+        compared = plan.pop("compared", None)
+        seen = json.dumps([given.get("action"), group["id"], compared or plan], sort_keys=True, default=str)
         plan["digest"] = hashlib.sha256(seen.encode()).hexdigest()
         return plan
 
@@ -159,6 +162,7 @@ class Actions:
         known = _committed(group)
         at_time = await self._at_time(who, known, _number(value)) if target == "time" else {}
         rows: list[dict[str, Json]] = []
+        compared: list[Json] = []
         moves: dict[tuple[str, int], int] = {}
         for row in known:
             key = row.topic, row.partition
@@ -167,6 +171,8 @@ class Actions:
             new = _target(target, value, row, at_time.get(key))
             if new != row.committed:
                 moves[key] = new - row.committed
+            # Producers move the end of the log all the time. A target there stays the end, wherever that is.
+            compared.append([*key, row.committed, "end" if new == row.end else new])
             rows.append(
                 {
                     "topic": row.topic,
@@ -199,6 +205,7 @@ class Actions:
             "columns": ["topic", "partition", "committed", "new", "moved", "lag"],
             "warnings": warnings,
             "blocked": blocked,
+            "compared": [target, value, blocked, *compared],
         }
 
     async def _at_time(self, who: Viewer, rows: Sequence[_Committed], at_ms: int) -> dict[tuple[str, int], int]:

@@ -211,6 +211,18 @@ def test_long_body_of_a_person_who_has_not_logged_in_is_not_parsed(console: Cons
     assert (answer.status, answer.json["error"]) == (400, "the request is longer than 65536 bytes")
 
 
+def test_body_in_another_charset_than_utf_8_is_refused(console: Consoled):
+    """Python decodes Punycode in quadratic time: two megabytes would stop the node for many minutes."""
+    connection = http.client.HTTPConnection("127.0.0.1", console.port, timeout=30)
+    body = b'{"user": "a", "password": "b"}-' + b"b" * 60_000
+    try:
+        connection.request("POST", "/api/login", body, {"Content-Type": "application/json; charset=punycode"})
+        response = connection.getresponse()
+        assert (response.status, json.loads(response.read())["error"]) == (400, "the request is not in UTF-8")
+    finally:
+        connection.close()
+
+
 def test_number_of_more_than_64_bits_is_a_bad_request(console: Consoled):
     console.topic("wide", 1)
     commit(console, "wide", 0, "wide")
@@ -435,6 +447,21 @@ def test_plan_that_has_changed_is_not_carried_out(stocked: Consoled):
     assert answer.status == 409
     assert "has changed since you looked" in answer.json["error"]
     assert person.get("group", id="moving")["offsets"][0]["committed"] == 15
+
+
+@pytest.mark.parametrize(("to", "new"), [("earliest", 0), ("latest", 4)])
+def test_reset_is_carried_out_while_producers_write(console: Consoled, to: str, new: int):
+    topic, group = f"written-{to}", f"resetting-{to}"
+    console.topic(topic, 1)
+    console.produce(topic, [("k", "v", None)] * 3)
+    commit(console, group, 2, topic)
+    person = console.person
+    given = {"group": group, "action": "reset", "to": to}
+    plan = person.post("action/plan", given).json
+    console.produce(topic, [("k", "v", None)])
+    answer = person.post("action", {**given, "digest": plan["digest"]})
+    assert answer.status == 200, answer.body
+    assert person.get("group", id=group)["offsets"][0]["committed"] == new
 
 
 def test_offsets_and_group_are_deleted(stocked: Consoled):
