@@ -26,6 +26,9 @@ MAX_KEYS = 100
 MAX_SECONDS = 2**40
 """Latest time that a token may name."""
 MAX_SHOWN = 100
+_SPACES = "".join(map(chr, range(1, 33)))
+"""Characters that upstream removes around a principal's name (Java's `trim`). Python's `strip` removes more, and two
+users of an issuer would become one."""
 
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
 _HASHES: Mapping[str, tuple[str, bytes]] = {
@@ -246,7 +249,7 @@ def _check_scopes(found: object, name: str) -> None:
 
 def _text(claims: Mapping[str, object], name: str) -> str:
     found = claims.get(name)
-    text = found.strip() if isinstance(found, str) else ""
+    text = found.strip(_SPACES) if isinstance(found, str) else ""
     if not text or "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
         raise TokenError(f"it names no principal: {_shown(name)} is missing or not a name")
     return text

@@ -191,6 +191,12 @@ def test_token_without_a_required_claim_is_refused(issuer: Issuer, claims: dict[
         check(issuer.token(**right), issuer, now_s=NOW)
 
 
+@pytest.mark.parametrize("space", ["\u00a0", "\u0085", "\u2003", "\u3000"])
+def test_subject_keeps_spaces_that_java_does_not_trim(issuer: Issuer, space: str) -> None:
+    """An issuer tells "alice" from this name. If the space went, its user would be alice."""
+    assert check(issuer.token(sub=f"alice{space}"), issuer).subject == f"alice{space}"
+
+
 def test_token_with_optional_claims_is_accepted(issuer: Issuer) -> None:
     for claims in ({"exp": NOW - 29}, {"nbf": NOW + 30}, {"aud": ["other", AUDIENCE]}, {"scope": None}, {"scope": "a"}):
         right: dict[str, Any] = {"iat": NOW - 100, "exp": NOW + 100, **claims}
