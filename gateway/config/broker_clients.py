@@ -17,6 +17,7 @@ from gateway.config.definition import (
     setting,
     some_of,
 )
+from gateway.config.listeners import parse_address
 from gateway.config.mechanisms import LOGIN_MODULES
 
 _INT, _LONG, _BOOLEAN = ConfigType.INT, ConfigType.LONG, ConfigType.BOOLEAN
@@ -63,9 +64,11 @@ def _principals(text: str) -> str | None:
 
 
 def _address_or_empty(text: str) -> str | None:
-    host, _, port = text.rpartition(":")
-    if not text or (host and port.isascii() and port.isdigit() and int(port) <= 65535):
-        return None
+    try:
+        if not text or parse_address(text)[0]:
+            return None
+    except ValueError as error:
+        return str(error)
     return "must be HOST:PORT, or empty"
 
 

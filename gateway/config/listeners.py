@@ -65,6 +65,10 @@ def parse_address(text: str) -> Address:
         host = host[1:-1]
     elif ":" in host:
         raise ValueError("write an IPv6 address in brackets, e.g. [::1]:9092")
+    try:
+        host.encode("idna")  # as the resolver does
+    except UnicodeError as error:
+        raise ValueError("expected a name between its dots, of at most 63 characters") from error
     return host, int(port)
 
 

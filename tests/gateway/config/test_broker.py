@@ -132,6 +132,8 @@ def test_the_finest_retention_wins(given: dict[str, str], retention_ms: int) -> 
         # Without periodic reconciliation, a node would miss changes whose announcements are lost.
         ("reconcile.periodic.interval.ms", "0"),
         ("reconcile.periodic.interval.ms", "30001"),
+        ("console.listen", "::1:8080"),
+        ("console.listen", "console..example:8080"),
     ],
 )
 def test_refusal_has_name_value_and_reason(name: str, value: str) -> None:

@@ -83,6 +83,8 @@ def test_every_option_has_flag_variable_and_file_key(tmp_path: Path) -> None:
         ("listen", "127.0.0.1:70000", "expected HOST:PORT"),
         ("listen", "127.0.0.1:-1", "expected HOST:PORT"),
         ("listen", "::1:9092", "brackets"),
+        ("listen", "broker..example:9092", "expected a name between its dots"),
+        ("advertise", f"{'a' * 64}.example:9092", "expected a name between its dots"),
         ("advertise", ":9092", "clients reach"),
         ("database-url", "mysql://x", "postgresql://"),
         ("database-url", "postgresql://me:pass@host:port/db", "postgresql://"),
