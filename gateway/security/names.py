@@ -151,7 +151,9 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
             rules.append(Rule(None))
             continue
         try:
-            rules.append(Rule(re.compile(found[2]), found[3], found[4]))
+            # As in Java, \w, \d, \b and (?i) know ASCII alone, unless the rule itself asks for Unicode.
+            flags = 0 if re.search(r"\(\?[a-z]*u", found[2]) else re.ASCII
+            rules.append(Rule(re.compile(found[2], flags), found[3], found[4]))
         except re.error as error:
             raise ValueError(f"{found[2]} is no pattern: {error}") from error
     return tuple(rules)

@@ -68,6 +68,9 @@ def test_a_certificate_that_is_cut_off_has_no_name(authority: Authority) -> None
         ("RULE:CN=(.)(.)(.)(.)(.)(.)(.)(.)(.)(.).*/$12$0/", "CN=abcdefghijkl", "a2CN=abcdefghijkl".replace("a2", "a2")),
         ("RULE:(CN=).*(x)?/$1$2/", "CN=y", "CN="),
         ("RULE:^.*$/fixed/,RULE:^.*$/other/", DN, "fixed"),
+        # In Java, neither \w nor (?i) knows letters beyond ASCII. U+212A, the Kelvin sign, is K to Python.
+        ("RULE:(?i)CN=(kafka)/$1/L,DEFAULT", "CN=\u212aafka", "CN=\u212aafka"),
+        (r"RULE:CN=(\w+)/$1/,DEFAULT", "CN=ana\u00e4", "CN=ana\u00e4"),
     ],
 )
 def test_rules_are_applied_as_upstream_applies_them(rules: str, name: str, made: str) -> None:
