@@ -155,6 +155,7 @@ class Console:
             self._bound.close()
         await self._streams.close()
         await self._runner.cleanup()
+        self._topics.close()
         if self._registry is not None:
             await self._registry.close()
         if self._tokens is not None:

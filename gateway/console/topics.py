@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import cast
+from functools import partial
+from typing import TypeVar, cast
 
 from gateway.config.suggestions import SUGGESTIONS, did_you_mean
 from gateway.console.cluster import TOPIC_RESOURCE, ClusterViews
@@ -46,10 +48,15 @@ TAIL_WAIT_MS = 1_000
 MAX_HEADERS_SHOWN = 50
 MAX_PRODUCED_BYTES = 1024 * 1024
 PRODUCE_TIMEOUT_MS = 10_000
+MAX_DECODERS = 2
+"""Number of threads that decode records. A batch of a few kilobytes may hold a record of a hundred megabytes, and a
+search makes some copies of it. These threads also wait for the schema registry, so no other work uses them."""
 _BY_NAME = 12
 """Last version of Fetch, and of Produce, that names topics instead of using ids."""
 EARLIEST, LATEST = -2, -1
 READ_COMMITTED = 1
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,14 @@ class TopicViews:
     ) -> None:
         self._kafka, self._store, self._groups, self._cluster = kafka, store, groups, cluster
         self._registry = registry
+        self._decoders = ThreadPoolExecutor(MAX_DECODERS, thread_name_prefix="console")
+
+    def close(self) -> None:
+        """Start no new work. Searches in progress end by themselves."""
+        self._decoders.shutdown(wait=False, cancel_futures=True)
+
+    async def _decode(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._decoders, work)
 
     def _schemas(self) -> Schemas | None:
         return None if self._registry is None else self._registry.schemas()
@@ -313,7 +328,7 @@ class TopicViews:
             return
         refuse(answer.error_code)
         states = await self._states(who, search, answer) if search.with_control else None
-        await asyncio.to_thread(_collect, search, answer, found, states, self._schemas())
+        await self._decode(partial(_collect, search, answer, found, states, self._schemas()))
 
     async def _states(self, who: Viewer, search: Search, answer: PartitionData) -> tuple[int, list[tuple[int, int]]]:
         """Return the last stable offset and the aborted transactions, which only a reader of committed records gets."""
@@ -342,7 +357,7 @@ class TopicViews:
                         return told
             return None
 
-        told = await asyncio.to_thread(find)
+        told = await self._decode(find)
         if told is None:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{search.topic}[{index}] has no record at {offset}.")
         return told

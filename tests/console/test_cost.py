@@ -8,19 +8,22 @@ import inspect
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import aiohttp
 import psutil
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage]
 
 from gateway.app import App
 from gateway.config.settings import load
 from storage.pool import Pool
-from tests.console.consoles import start_consoled
+from tests.console.consoles import Person, start_consoled
 from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 from tests.postgres import Databases
 
@@ -28,6 +31,7 @@ LOOK_S = 4.0
 """Longer than the refresh interval of every page that is refreshed."""
 
 
+LARGE_BYTES = 50 * 1024 * 1024
 MOST_BYTES = 5 * 1024 * 1024
 """Limit of the memory of an unused console (1.9 MB measured, in addition to metrics, which also use aiohttp)."""
 
@@ -129,6 +133,31 @@ def cpu_s(process: psutil.Process) -> float:
     """Return the CPU time of a node and of the Postgres that it has started."""
     times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
     return sum(each.user + each.system for each in times)
+
+
+def peak_bytes(process: GatewayProcess) -> int:
+    """Return the most memory that the node has used so far."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def test_many_searches_of_a_record_that_decompresses_to_much_hold_little_of_it(gateway_factory: GatewayFactory):
+    consoled = start_consoled(gateway_factory)
+    consoled.topic("large", 1)
+    more: Any = {"compression.type": "zstd", "message.max.bytes": 2 * LARGE_BYTES}
+    producer = Producer({"bootstrap.servers": consoled.gateway.bootstrap, **more})
+    producer.produce("large", bytes(LARGE_BYTES), partition=0)
+    assert producer.flush(60) == 0
+
+    def search(person: Person) -> None:
+        found = person.get("topic/records", topic="large", begin="earliest", text="something")
+        assert (found["records"], found["scanned"]) == ([], 1)
+
+    search(consoled.person)
+    peak_of_one = peak_bytes(consoled.gateway)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(search, [consoled.person for _ in range(8)]))
+    assert peak_bytes(consoled.gateway) - peak_of_one < 6 * LARGE_BYTES
 
 
 @pytest.mark.alone
