@@ -75,8 +75,10 @@ def _listed(cluster: Cluster) -> list[Row]:
             request = DescribeTransactionsRequest(transactional_ids=tuple(names[start : start + DESCRIBED_AT_A_TIME]))
             described = cluster.ask(DescribeTransactionsResponse, request, node_id=node_id)
             for state in described.transaction_states:
-                if not state.error_code:  # the id may have expired or moved since it was listed
-                    found.setdefault(state.transactional_id, {**_head(state), "broker": node_id})
+                if state.error_code in (ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, ErrorCode.NOT_COORDINATOR):
+                    continue  # the id has expired or moved since it was listed
+                refuse(state.error_code, f"transactional id {state.transactional_id}")
+                found.setdefault(state.transactional_id, {**_head(state), "broker": node_id})
     return [found[name] for name in sorted(found)]
 
 

@@ -61,13 +61,17 @@ class Source:
         return found
 
     def topics(self, globs: Sequence[str]) -> list[SourceTopic]:
-        """Return the topics that match one of the patterns, without internal topics. Remember their leaders."""
+        """Return the topics that match one of the patterns, without internal topics. Remember their leaders.
+
+        Raise CommandError if a broker cannot describe one of them, because a copy without it would look complete.
+        """
         found: list[SourceTopic] = []
         leaders: dict[TopicPartition, int] = {}
         for topic in self.cluster.metadata().topics:
             name = topic.name or ""
-            if topic.is_internal or name in INTERNAL_TOPICS or topic.error_code or not matches(name, globs):
+            if topic.is_internal or name in INTERNAL_TOPICS or not matches(name, globs):
                 continue
+            refuse(topic.error_code, f"topic {name} of the source")
             partitions = sorted(partition.partition_index for partition in topic.partitions)
             found.append(SourceTopic(name, topic.topic_id, tuple(partitions)))
             leaders |= {(name, each.partition_index): each.leader_id for each in topic.partitions}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import uuid
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from gateway.cli import main
 from gateway.commands.client import Cluster
@@ -14,6 +16,11 @@ from gateway.commands.render import table
 from gateway.commands.security import ClientSecurity
 from protocol.errors import ErrorCode
 from protocol.messages.delete_topics import DeleteTopicsRequest
+from protocol.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    TransactionState,
+)
 from protocol.messages.list_offsets import ListOffsetsRequest
 from tests.commands.terminal import Prompt, produce
 from tests.commands.terminal import sluice as sluice
@@ -97,6 +104,26 @@ def test_tail_names_a_partition_that_does_not_answer(
 
     monkeypatch.setattr(Cluster, "ask", moving)
     assert f"{topic}[0] does not answer now" in sluice("topics", "tail", topic, code=1)
+
+
+def test_a_transaction_that_its_coordinator_cannot_describe_now_is_not_left_out(
+    sluice: Prompt, gateway: GatewayProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"loading-{uuid.uuid4().hex[:8]}"
+    Producer({"bootstrap.servers": gateway.bootstrap, "transactional.id": name}).init_transactions(30)
+    ask = Cluster.ask
+
+    def loading(self: Cluster, response_type: type[Any], request: object, **more: Any) -> Any:
+        if not isinstance(request, DescribeTransactionsRequest):
+            return ask(self, response_type, request, **more)
+        states = [
+            TransactionState(transactional_id=each, error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+            for each in request.transactional_ids
+        ]
+        return DescribeTransactionsResponse(transaction_states=tuple(states))
+
+    monkeypatch.setattr(Cluster, "ask", loading)
+    assert "COORDINATOR_LOAD_IN_PROGRESS" in sluice("transactions", "list", code=1)
 
 
 def test_a_name_of_a_setting_moves_no_cursor() -> None:

@@ -8,8 +8,9 @@ from uuid import UUID
 import pytest
 
 from gateway.commands.client import Cluster
-from gateway.commands.errors import CommandError
+from gateway.commands.errors import CommandError, PassingError
 from gateway.mirror.source import Source
+from protocol.errors import ErrorCode
 from protocol.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
 from protocol.messages.metadata import MetadataResponse, MetadataResponsePartition, MetadataResponseTopic
 
@@ -21,12 +22,18 @@ class Answering:
 
     def __init__(self, *names: str) -> None:
         self.names = names
+        self.errors: dict[str, ErrorCode] = {}
         self.answered: tuple[str, int] = ("orders", 0)
 
     def metadata(self) -> MetadataResponse:
         partition = MetadataResponsePartition(partition_index=0, leader_id=0)
         return MetadataResponse(
-            topics=tuple(MetadataResponseTopic(name=name, topic_id=ID, partitions=(partition,)) for name in self.names)
+            topics=tuple(
+                MetadataResponseTopic(
+                    name=name, topic_id=ID, partitions=(partition,), error_code=self.errors.get(name, ErrorCode.NONE)
+                )
+                for name in self.names
+            )
         )
 
     def ask(self, response_type: object, request: object, **_: Any) -> FetchResponse:
@@ -38,6 +45,15 @@ class Answering:
 def test_a_topic_of_an_internal_name_is_not_copied_whatever_the_source_says() -> None:
     source = Source(cast(Cluster, Answering("orders", "__consumer_offsets", "__transaction_state")))
     assert [topic.name for topic in source.topics(["*"])] == ["orders"]
+
+
+def test_a_topic_that_the_source_cannot_describe_now_is_not_left_out() -> None:
+    cluster = Answering("orders", "payments")
+    cluster.errors["payments"] = ErrorCode.LEADER_NOT_AVAILABLE
+    source = Source(cast(Cluster, cluster))
+    assert [topic.name for topic in source.topics(["orders"])] == ["orders"]
+    with pytest.raises(PassingError, match="topic payments"):
+        source.topics(["*"])
 
 
 @pytest.mark.parametrize("answered", [("orders", 1), ("payments", 0)])
