@@ -156,7 +156,7 @@ class Cluster:
         )
         for name, future in answers.items():
             try:
-                description = future.result(REQUEST_SECONDS)
+                description = self._answer(future)
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     continue
@@ -192,7 +192,7 @@ class Cluster:
         found: dict[Partition, int] = {}
         for asked, future in futures.items():
             try:
-                found[asked.topic, asked.partition] = future.result(REQUEST_SECONDS).offset
+                found[asked.topic, asked.partition] = self._answer(future).offset
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise self._unreachable(error) from error
@@ -223,13 +223,16 @@ class Cluster:
                 [ConsumerGroupTopicPartitions(group)], request_timeout=REQUEST_SECONDS
             ),
         )
-        answer = futures[group].result(REQUEST_SECONDS)
+        answer = self._answer(futures[group])
         return {(at.topic, at.partition): at.offset for at in answer.topic_partitions if at.offset >= 0}
 
     def group_states(self) -> dict[str, str]:
         """Return the state of every group by its id: EMPTY, STABLE, …"""
         future = cast("Future[Any]", self._admin.list_consumer_groups(request_timeout=REQUEST_SECONDS))
-        answer = future.result(REQUEST_SECONDS)
+        answer = self._answer(future)
+        if answer.errors:
+            # The answers of the other brokers lack the groups that this broker coordinates.
+            raise self._unreachable(answer.errors[0])
         return {group.group_id: group.state.name for group in answer.valid}
 
     def alter_group_offsets(self, group: str, offsets: Mapping[Partition, int]) -> None:
@@ -241,7 +244,7 @@ class Cluster:
                 [ConsumerGroupTopicPartitions(group, positions)], request_timeout=REQUEST_SECONDS
             ),
         )
-        for answer in futures[group].result(REQUEST_SECONDS).topic_partitions:
+        for answer in self._answer(futures[group]).topic_partitions:
             if answer.error is not None:
                 raise KafkaException(answer.error)
 
@@ -249,7 +252,7 @@ class Cluster:
         """Create a topic, and wait until all its partitions answer. Raise KafkaException if the cluster refuses."""
         futures = cast("Mapping[str, Future[Any]]", self._admin.create_topics([topic], request_timeout=REQUEST_SECONDS))
         for future in futures.values():
-            future.result(REQUEST_SECONDS)
+            self._answer(future)
         # Apache Kafka acknowledges a new topic before its brokers know which of them lead it.
         wanted = [(topic.topic, partition) for partition in range(topic.num_partitions)]
         deadline = time.monotonic() + REQUEST_SECONDS
@@ -273,7 +276,7 @@ class Cluster:
             return {}
         futures = self._describe(list(resources))
         return {
-            resource: {name: str(entry.value) for name, entry in future.result(REQUEST_SECONDS).items()}
+            resource: {name: str(entry.value) for name, entry in self._answer(future).items()}
             for resource, future in futures.items()
         }
 
@@ -294,7 +297,7 @@ class Cluster:
         found: dict[str, dict[str, str]] = {}
         for resource, future in self._describe(resources).items():
             try:
-                entries = future.result(REQUEST_SECONDS)
+                entries = self._answer(future)
             except KafkaException as error:
                 if error.args[0].code() in _UNREADABLE:
                     continue
@@ -324,7 +327,7 @@ class Cluster:
             self._admin.incremental_alter_configs([resource], request_timeout=REQUEST_SECONDS),
         )
         for future in futures.values():
-            future.result(REQUEST_SECONDS)
+            self._answer(future)
 
     def partitions_of(self, topic: str) -> int:
         """Return the number of a topic's partitions, 0 if it does not exist."""
@@ -347,6 +350,14 @@ class Cluster:
         if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return False
         return error.retriable() or error.code() in _PASSING
+
+    def _answer(self, future: Future[Any]) -> Any:
+        """Return the answer to a request. Raise UnreachableError if it does not arrive in time."""
+        try:
+            return future.result(REQUEST_SECONDS)
+        except TimeoutError as error:
+            # This timer may end before the client's own timer of the request.
+            raise self._unreachable(KafkaException(KafkaError(KafkaError._TIMED_OUT))) from error
 
     def _unreachable(self, error: KafkaException) -> Exception:
         told = error.args[0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import Future
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
 
 from pipeline.errors import PipelineError
-from pipeline.kafka import Cluster
+from pipeline.kafka import LATEST, Cluster, UnreachableError
 
 NO_LEADERS = -156
 """RD_KAFKA_RESP_ERR__NOENT of librdkafka."""
@@ -32,3 +33,26 @@ def test_partitions_without_a_leader_are_asked_again_later(monkeypatch: pytest.M
     monkeypatch.setattr(AdminClient, "list_offsets", nobody_leads)
     with pytest.raises(PipelineError, match="cannot answer at the moment"):
         Cluster("127.0.0.1:1").offsets([("orders", 0)], OffsetSpec.latest())
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A port on which the system accepts connections, and no broker reads them."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_broker_that_accepts_connections_and_never_answers_may_be_asked_again_later(silent: str) -> None:
+    """All requests wait for their deadline of half a minute, so they wait together."""
+    requests: list[Callable[[Cluster], object]] = [
+        Cluster.existing,
+        Cluster.group_states,
+        lambda cluster: cluster.logs(["orders"]),
+        lambda cluster: cluster.own_settings(["orders"]),
+        lambda cluster: cluster.offsets([("orders", 0)], LATEST),
+    ]
+    with ThreadPoolExecutor(len(requests)) as threads:
+        answers = [threads.submit(request, Cluster(silent)) for request in requests]
+    for answer in answers:
+        with pytest.raises(UnreachableError, match=f"No Kafka broker answers at {silent}"):
+            answer.result()
