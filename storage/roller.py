@@ -234,13 +234,16 @@ class Roller:
             logger.info("room of an abandoned segment given back", object_id=object_id, size_bytes=end)
 
     async def _look(self, store: ByteStore) -> list[FoundObject]:
-        """List the objects of the store, or nothing if the next listing is not due. Unknown ids that are found here
-        are never assigned later, so no unknown object can become known."""
+        """List the objects of the store, or nothing if the next listing is not due or the store belongs to another
+        database or a later history. Unknown ids that are found here are never assigned later, so no unknown object can
+        become known. If this were a former primary, it would then assign the ids of the present one."""
         now = self._monotonic()
         if self._listed_at is not None and now - self._listed_at < store.listing_interval_s:
             return []
         found = await store.listed()
         self._listed_at = now
+        if not await self._owns(store):
+            return []
         if found:
             await self._pool.fetch(statement("skip_object_ids"), max(each.object_id for each in found))
         return found
@@ -283,9 +286,7 @@ class Roller:
         Raise StorageUnavailable if Postgres has failed over: the former server does not know what other nodes have
         written since."""
         await self._database.confirm_history()
-        reason = await why_nothing_may_go(store, await self._pool.fetch_row(statement("log_store")))
-        if reason is not None:
-            logger.error("no object is removed", place=store.location, reason=reason)
+        if not await self._owns(store):
             return False
         problem: OSError | None = None
 
@@ -307,6 +308,13 @@ class Roller:
         if problem is not None:
             raise problem
         return done
+
+    async def _owns(self, store: ByteStore) -> bool:
+        """Return whether the store belongs to this database in its present history. Raise OSError."""
+        reason = await why_nothing_may_go(store, await self._pool.fetch_row(statement("log_store")))
+        if reason is not None:
+            logger.error("no object is removed", place=store.location, reason=reason)
+        return reason is None
 
     async def _in_objects(self, only: frozenset[int] | None = None) -> AsyncIterator[list[Chunk]]:
         """Yield every chunk that is not inline, in log order and in bounded statements, or only the chunks in the

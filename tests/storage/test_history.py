@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
+from uuid import uuid4
 
 import asyncpg
 import pytest
+from obstore.store import MemoryStore
 
 from storage.byte_store import Range
 from storage.check import check
@@ -17,18 +19,20 @@ from storage.guard import Known
 from storage.history import HistoryStore
 from storage.log import LogStore
 from storage.migrate import migrate
+from storage.object_store import ObjectStore
 from storage.pool import Database
+from storage.queries import statement
 from storage.remembered import Remembered, write
 from storage.roller import Roller
 from storage.segment_writers import register_object
 from storage.segments import SegmentDirectory
-from storage.store import open_store
+from storage.store import Marker, open_store
 from storage.topics import TopicStore
 from storage.transactions import TransactionStore
 from storage.types import Appended, NewTopic, PartitionKey, Refusal, Topic, unregistered
 from tests.cluster.proxy import proxied
 from tests.restorable_postgres import RestorablePostgres
-from tests.storage.batches import append, new_batch, read
+from tests.storage.batches import EVERYTHING, append, new_batch, read
 from tests.storage.transactions import Producer, read_committed
 
 DEADLINE_S = 30.0
@@ -223,6 +227,44 @@ async def test_a_node_all_of_whose_connections_lead_to_a_former_primary_removes_
             await log.close()
             await former.close()
             await node.close()
+
+
+async def test_a_node_at_a_former_primary_replaces_no_object_of_the_present_history(
+    restorable: RestorablePostgres,
+) -> None:
+    """Ids that a store contains are not assigned again. A former primary that skipped the ids of the present history
+    would assign the next ones, as the present primary does."""
+    store_id, bucket = uuid4(), ObjectStore("s3://bucket", MemoryStore())
+    await bucket.create_marker(Marker(store_id).content())
+    node = await Node.open(restorable.url)
+    key = await node.topic()
+    await node.database.hot.fetch(statement("claim_log_store"), store_id, bucket.location)
+    await node.close()
+    restorable.save()
+    with restorable.promoted_copy() as promoted:
+        former, node = await Node.open(restorable.url), await Node.open(promoted)
+        logs = [LogStore(each.database, bucket) for each in (former, node)]
+        at_former, at_present = (
+            Roller(each.database, log, bucket) for each, log in zip((former, node), logs, strict=True)
+        )
+        try:
+            adopted = await node.history.adopt()
+            await at_present.begin_history(adopted[0])
+            node.history.accept(*adopted)
+            await append(logs[1], new_batch(key, size_bytes=200, fill=1))
+            assert await at_present.roll(**EVERYTHING)
+            await at_former.sweep()
+            await append(logs[1], new_batch(key, size_bytes=200, fill=2))
+            assert await at_present.roll(**EVERYTHING)
+            await append(logs[0], new_batch(key, size_bytes=200, fill=3))
+            assert await at_former.roll(**EVERYTHING)
+            assert [batch.records[100] for batch in (await read(logs[1], key)).batches] == [1, 2]
+        finally:
+            for log in logs:
+                await log.close()
+            for each in (former, node):
+                await each.close()
+            bucket.close()
 
 
 async def test_a_read_that_spans_two_histories_has_no_result(database_url: str, tmp_path: Path) -> None:
