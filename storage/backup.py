@@ -277,11 +277,14 @@ async def _copy_object(store: ByteStore, object_id: int, target: Path, start: in
 
 
 def _finish(target: Path, used: dict[int, int]) -> int:
-    (target / f"{DUMP}.new").rename(target / DUMP)
     segments = {f"{object_id:016x}": end for object_id, end in used.items()}
-    write_file(target / MANIFEST, json.dumps({"format": FORMAT, "segments": segments}).encode())
-    sync_directory(target)
-    return (target / DUMP).stat().st_size
+    try:
+        (target / f"{DUMP}.new").rename(target / DUMP)
+        write_file(target / MANIFEST, json.dumps({"format": FORMAT, "segments": segments}).encode())
+        sync_directory(target)
+        return (target / DUMP).stat().st_size
+    except OSError as error:
+        raise StorageError(f"cannot write to {target}: {error.strerror or error}") from error
 
 
 async def _copy_back(source: Path, store: ByteStore, segments: dict[str, int]) -> None:

@@ -112,6 +112,17 @@ def test_a_directory_without_the_programs_of_a_backup_is_named(
     assert "--postgres-bin" in line
 
 
+def test_a_backup_whose_last_file_cannot_be_written_gives_the_reason_in_one_line(
+    database_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The disk may be full by then. A directory in the file's place fails in the same step."""
+    out = tmp_path / "out"
+    (out / "manifest.json.new").mkdir(parents=True)
+    assert main(["backup", str(out), "--database-url", database_url]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"sluice: cannot write to {out}: ")
+
+
 async def _log_stores(url: str) -> int:
     connection = await asyncpg.connect(url)
     try:
