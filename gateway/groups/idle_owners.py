@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 from uuid import UUID
 
 from gateway.coordinator.classic.handoff import member_on
 from gateway.coordinator.classic.model import Group
-from gateway.coordinator.classic.observer import claims_of, is_cooperative, partitions_or_none
+from gateway.coordinator.classic.observer import claim_of, is_cooperative, partitions_or_none
 from gateway.coordinator.facts import (
     MAX_NAMED,
     Fact,
@@ -34,6 +35,7 @@ from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
 from gateway.groups.groups import Groups
 from gateway.log.catalog import Catalog
 from gateway.operate.logs import NO_REQUEST
+from protocol.errors import ProtocolError
 from storage.types import Partition
 
 Key = TypeVar("Key", str, tuple[UUID, int])
@@ -52,6 +54,8 @@ class _Owner:
     client_id: str
     client_host: str
     partitions: tuple[tuple[str, int], ...]
+    """The first partitions that it gained, to be named."""
+    partition_count: int
     keys: tuple[tuple[UUID, int], ...]
 
 
@@ -115,10 +119,10 @@ class IdleOwners:
         member = group.members.get(member_id)
         if member is None or not is_cooperative(group.protocol_name) or len(self._owners) >= MAX_OWNERS:
             return
-        claim = claims_of(group).get(member_id)
-        gained = sorted(
-            partitions_or_none(member.assignment) - (claim.partitions if claim is not None else frozenset())
-        )
+        claimed = frozenset[tuple[str, int]]()
+        with suppress(ProtocolError):
+            claimed = claim_of(member, group.protocol_name).partitions
+        gained = sorted(partitions_or_none(member.assignment) - claimed)
         keys: list[tuple[UUID, int]] = []
         for name, index in gained[:MAX_PARTITIONS]:
             topic = self._catalog.get(name)
@@ -133,7 +137,8 @@ class IdleOwners:
             group.generation_id,
             member.client_id,
             member.client_host,
-            tuple(gained),
+            tuple(gained[:MAX_NAMED]),
+            len(gained),
             tuple(keys),
         )
         self._owners[group_id, member_id] = owner
@@ -150,9 +155,13 @@ class IdleOwners:
         if not isinstance(group, Group) or group.generation_id != owner.generation_id:
             return
         if owner.member_id in group.members:
-            named = owner.partitions[:MAX_NAMED]
             fact = ProtocolViolated(
-                Violation.NOTHING_READ, group.generation_id, (owner.member_id,), 1, named, len(owner.partitions)
+                Violation.NOTHING_READ,
+                group.generation_id,
+                (owner.member_id,),
+                1,
+                owner.partitions,
+                owner.partition_count,
             )
             self._groups.noticed(owner.group_id, fact)
 

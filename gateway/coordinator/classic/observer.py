@@ -124,15 +124,17 @@ def claims_of(group: ClaimingGroup, found: _Findings | None = None) -> dict[Memb
     claims: dict[MemberId, Claim] = {}
     for member in group.members.values():
         try:
-            read = decode_subscription(metadata_of(member, group.protocol_name))
+            claims[member.member_id] = claim_of(member, group.protocol_name)
         except ProtocolError:
             if found is not None:
                 found.add(Violation.UNREADABLE_SUBSCRIPTION, member.member_id)
-            continue
-        claims[member.member_id] = Claim(
-            frozenset(read.topics), frozenset(_each(read.owned_partitions)), read.generation_id
-        )
     return claims
+
+
+def claim_of(member: Member, protocol_name: str | None) -> Claim:
+    """Return the member's claim. Raise ProtocolError if its subscription cannot be read."""
+    read = decode_subscription(metadata_of(member, protocol_name))
+    return Claim(frozenset(read.topics), frozenset(_each(read.owned_partitions)), read.generation_id)
 
 
 def claimants(group: ClaimingGroup, claims: Claims) -> dict[Partition, set[MemberId]]:
