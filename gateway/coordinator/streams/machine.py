@@ -19,6 +19,7 @@ from gateway.coordinator.facts import Conversion, Fact, MemberAway, MemberId, Me
 from gateway.coordinator.machine import (
     MANY,
     Adopted,
+    ClusterChanged,
     ConnectedMachine,
     ConnectionClosed,
     Document,
@@ -91,14 +92,14 @@ def step(
             return delete(group, event)
         case Heartbeat() | SyncGroup() | LeaveGroup():
             return no_classic_member(group, event)
-        case ConnectionClosed() | News():
-            # Only heartbeats prove that a member is alive.
+        case ConnectionClosed() | ClusterChanged() | News():
+            # Only heartbeats prove that a member is alive, and each heartbeat compares the topics.
             return Step(group)
         case _:
             raise TypeError(f"{type(event).__name__} is no event of a streams group")
 
 
-QUICK = frozenset[type]({OffsetCommit, TxnOffsetCommit, DeleteGroup, ConnectionClosed})
+QUICK = frozenset[type]({OffsetCommit, TxnOffsetCommit, DeleteGroup, ConnectionClosed, ClusterChanged})
 """Events that never change the tasks that a member gets."""
 MANY_SUBTOPOLOGIES = 100
 """Number of subtopologies above which the first comparison of a topology counts as long."""

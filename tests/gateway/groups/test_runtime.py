@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from gateway.cluster.leases import SHARDS
 from gateway.coordinator.classic.model import Group, GroupState
+from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.model import ConsumerGroupHeartbeat, ConsumerGroupHeartbeatReply
 from gateway.coordinator.facts import (
     AssignmentGiven,
@@ -29,7 +30,9 @@ from gateway.coordinator.facts import (
 )
 from gateway.coordinator.handoff import HandoffMode, HandoffSettings
 from gateway.coordinator.machine import ConnectionId, Machines
-from gateway.coordinator.requests import DeleteGroup, HeartbeatReply
+from gateway.coordinator.requests import DeleteGroup, HeartbeatReply, LeaveGroup, LeavingMember
+from gateway.coordinator.streams.model import StreamsGroupHeartbeat
+from gateway.coordinator.streams.topology import Subtopology, Topology
 from gateway.groups.groups import logger as groups_log
 from gateway.groups.runtime import Bounds
 from gateway.operate.logs import REQUEST
@@ -245,6 +248,46 @@ async def test_begin_of_a_wait_survives_its_coordinator(database_url: str) -> No
             (handoff,) = group.handoffs
             found = (now_ms - handoff.since_ms) / 1000, (handoff.deadline_ms - now_ms) / 1000
             assert found == (pytest.approx(since_s, abs=6), pytest.approx(left_s, abs=6)), change
+
+
+async def test_news_of_topics_that_waited_until_the_group_became_a_streams_group_are_ignored(database_url: str) -> None:
+    drain = dataclasses.replace(QUICK, handoff=HandoffSettings(HandoffMode.DRAIN, 30_000))
+    told = encode_subscription(Subscription(1, ("t",)))
+    share, nothing = (encode_assignment(Assignment(1, each)) for each in ((TopicPartition("t", (0,)),), ()))
+    async with group_node(database_url, settings=drain) as node:
+        one, two = (node.member(G, name, metadata=told) for name in ("c1", "c2"))
+        await settle(one, two)
+        for first, second in ((share, nothing), (nothing, share)):
+            await asyncio.gather(one.join(), two.join())
+            leader, follower = (one, two) if one.members else (two, one)
+            follower.sync()
+            await reply_of(leader.sync({one.member_id: first, two.member_id: second}))
+        assert (await classic_group(node)).handoffs, "it watches the topics"
+        async with locked_group(database_url, G) as lock:
+            both = tuple(LeavingMember(each.member_id, None) for each in (one, two))
+            node.groups.submit(G, LeaveGroup(node.groups.next_request_id(), one.connection_id, both))
+            await write_is_waiting(lock)
+            joined = node.groups.submit(G, streams_heartbeat(node, "a"))
+            node.groups.cluster_changed(Cluster(revision=1))
+        assert (await reply_of(joined)).error is ErrorCode.NONE
+
+
+def streams_heartbeat(node: GroupNode, member_id: str) -> StreamsGroupHeartbeat:
+    """Return the heartbeat by which a member joins."""
+    return StreamsGroupHeartbeat(
+        request_id=node.groups.next_request_id(),
+        connection_id=ConnectionId("c"),
+        connection_number=1,
+        client_id="client",
+        client_host="/127.0.0.1",
+        member_id=MemberId(member_id),
+        member_epoch=0,
+        rebalance_timeout_ms=60_000,
+        topology=Topology(0, (Subtopology("0", ("t",)),)),
+        active=frozenset(),
+        standby=frozenset(),
+        warmup=frozenset(),
+    )
 
 
 async def test_writes_of_many_groups_share_transactions(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
