@@ -260,6 +260,26 @@ def test_offsets_are_reset_after_a_preview_and_a_confirmation(busy: Consoled, br
     assert busy.person.get("group", id="stopped")["offsets"][0]["committed"] == 0
 
 
+def test_plan_that_has_changed_is_shown_anew(busy: Consoled, browser: Browser):
+    consumer = Consumer({"bootstrap.servers": busy.gateway.bootstrap, "group.id": "moving"})
+    consumer.commit(offsets=[TopicPartition(ORDERS, 0, 15)], asynchronous=False)
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{busy.url}/#/group?id=moving")
+    page.get_by_role("button", name="Reset offsets").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("read 15 records again")
+    consumer.commit(offsets=[TopicPartition(ORDERS, 0, 7)], asynchronous=False)
+    consumer.close()
+    dialog.get_by_role("button", name="Do it").click()
+    expect(dialog).to_contain_text("The group has changed since you looked")
+    expect(dialog).to_contain_text("read 7 records again")
+    dialog.get_by_role("button", name="Do it").click()
+    expect(page.get_by_role("status").first).to_contain_text("Done")
+    context.close()
+    assert busy.person.get("group", id="moving")["offsets"][0]["committed"] == 0
+
+
 def test_closed_dialog_changes_nothing(busy: Consoled, browser: Browser):
     with opened(browser, busy, f"/#/group?id={BILLING}") as page:
         page.get_by_role("button", name="Delete group").click()

@@ -47,8 +47,11 @@ export function confirmAction({ group, form, given, ...fixed }, title) {
           done = (await post("action", { ...wanted(), digest: found.digest })).done;
           dialog.close();
         } catch (error) {
-          fail(error);
+          if (error.status !== 409) return fail(error);
+          await plan();
+          body.prepend(h("p", { class: "blocked" }, error.message));
         }
+        return undefined;
       };
     }
 
