@@ -104,6 +104,8 @@ class Attempts:
 
     def forget(self, *keys: str) -> None:
         """Forget the failures for these keys, because the last attempt succeeded."""
+        if self._all:
+            self._all.pop()
         for key in keys:
             self._failed.pop(key, None)
 

@@ -33,6 +33,7 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
+from gateway.console.sessions import MAX_ATTEMPTS_OF_ALL, Attempts
 from tests.conftest import gateways
 from tests.console.consoles import Consoled, Person, start_consoled
 from tests.gateway_process import GatewayFactory, free_ports
@@ -702,6 +703,14 @@ def test_guessing_passwords_is_slowed_down(gateway_factory: GatewayFactory):
     answer = person.log_in("mallory", "guess")
     assert answer.status == 429
     assert int(answer.headers["Retry-After"]) > 0
+
+
+def test_logins_that_succeed_keep_nobody_waiting():
+    attempts = Attempts()
+    for number in range(MAX_ATTEMPTS_OF_ALL):
+        attempts.failed(f"user {number}")  # noted before the password is compared
+        attempts.forget(f"user {number}")
+    assert attempts.wait_s("user another") == 0
 
 
 def test_access_token_logs_its_subject_in_until_it_ends(gateway_factory: GatewayFactory, tmp_path: Path):
