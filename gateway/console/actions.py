@@ -166,7 +166,7 @@ class Actions:
         moves: dict[tuple[str, int], int] = {}
         for row in known:
             key = row.topic, row.partition
-            if chosen and key not in chosen:
+            if chosen and key not in chosen and (row.topic, None) not in chosen:
                 continue
             new = _target(target, value, row, at_time.get(key))
             if new != row.committed:
@@ -397,14 +397,14 @@ def _text(given: Given, name: str) -> str:
     return value
 
 
-def _partitions(given: Given) -> set[tuple[str, int]]:
-    """Return the chosen partitions. An empty result means all partitions."""
+def _partitions(given: Given) -> set[tuple[str, int | None]]:
+    """Return the chosen partitions. None stands for all partitions of a topic, and an empty result for all of all."""
     value = given.get("partitions", [])
     if not isinstance(value, list):
         raise BadRequestError("partitions is not a list")
-    found: set[tuple[str, int]] = set()
+    found: set[tuple[str, int | None]] = set()
     for each in value:
         if not isinstance(each, dict):
             raise BadRequestError("a partition has a topic and a number")
-        found.add((_text(each, "topic"), _number(each.get("partition"))))
+        found.add((_text(each, "topic"), _number(each["partition"]) if "partition" in each else None))
     return found

@@ -56,8 +56,9 @@ MAX_CONNECTIONS = 512
 MAX_CONNECTIONS_FROM = 256
 """Maximal number of connections of one address, so that one address cannot use all of them."""
 MAX_BODY_BYTES = 2 * 1024 * 1024
-MAX_LOGIN_BYTES = 64 * 1024
-"""Bytes of a body from someone who has not logged in: the JSON is parsed on the event loop of the node."""
+MAX_SHORT_BODY_BYTES = 64 * 1024
+"""Bytes of a body with no record in it: the JSON is parsed on the event loop of the node, and two megabytes of it may
+take a second."""
 BODY_S = 20.0
 """How long a browser may take to send a body."""
 STOP_TIMEOUT_S = 0.3
@@ -278,7 +279,7 @@ class Console:
         return response
 
     async def _post_login(self, request: web.Request) -> web.Response:
-        given = await _body(request, MAX_LOGIN_BYTES)
+        given = await _body(request)
         if "token" in given:
             return await self._log_in_by_token(request, given["token"])
         user, password = given.get("user"), given.get("password")
@@ -399,7 +400,8 @@ class Console:
     async def _post_produce(self, request: web.Request) -> web.Response:
         if not self._may_produce:
             return failure(403, "this console does not produce (console.produce, console.read.only)")
-        topic, partition, record = parse_record(await _body(request), self._kafka.services.clock.now_ms())
+        given = await _body(request, MAX_BODY_BYTES)
+        topic, partition, record = parse_record(given, self._kafka.services.clock.now_ms())
         who = request[VIEWER]
         done = await asyncio.shield(asyncio.create_task(self._topics.produce(who, topic, partition, record)))
         return web.json_response(done)
@@ -486,7 +488,7 @@ def _dumps(data: object) -> str:
     return json.dumps(data, separators=(",", ":"), default=str)
 
 
-async def _body(request: web.Request, most_bytes: int = MAX_BODY_BYTES) -> Mapping[str, Json]:
+async def _body(request: web.Request, most_bytes: int = MAX_SHORT_BODY_BYTES) -> Mapping[str, Json]:
     """Return the JSON object that a page sent. Raise BadRequestError if it is none, or too long."""
     if (request.charset or "utf-8").lower() != "utf-8":
         # Python knows codecs whose time grows with the square of the length (punycode), and the event loop decodes.

@@ -212,6 +212,13 @@ def test_long_body_of_a_person_who_has_not_logged_in_is_not_parsed(console: Cons
     assert (answer.status, answer.json["error"]) == (400, "the request is longer than 65536 bytes")
 
 
+@pytest.mark.parametrize("route", ["action", "action/plan"])
+def test_long_body_of_an_action_is_not_parsed(console: Consoled, route: str):
+    """Two megabytes of short lists take the event loop's time for a second."""
+    answer = console.person.post(route, {"action": "reset", "group": "g", "partitions": [[]] * 20_000})
+    assert (answer.status, answer.json["error"]) == (400, "the request is longer than 65536 bytes")
+
+
 def test_body_in_another_charset_than_utf_8_is_refused(console: Consoled):
     """Python decodes Punycode in quadratic time: two megabytes would stop the node for many minutes."""
     connection = http.client.HTTPConnection("127.0.0.1", console.port, timeout=30)
@@ -436,6 +443,17 @@ def test_reset_shows_a_plan_does_it_and_writes_who_did_it(stocked: Consoled):
     assert person.get("group", id="resetting")["offsets"][0]["committed"] == 7
     words = [row["what"] for row in person.get("group/timeline", id="resetting")["words"]]
     assert any("User:ANONYMOUS at 127.0.0.1: reset offsets of orders[0] to shift -5" in what for what in words)
+
+
+def test_reset_of_one_topic_leaves_the_others(stocked: Consoled):
+    stocked.topic("beside", 1)
+    stocked.produce("beside", [("k", "v", None)] * 3)
+    commit(stocked, "of-two", 12)
+    commit(stocked, "of-two", 2, "beside")
+    person = stocked.person
+    assert person.act(group="of-two", action="reset", to="earliest", partitions=[{"topic": ORDERS}]).status == 200
+    offsets = {row["topic"]: row["committed"] for row in person.get("group", id="of-two")["offsets"]}
+    assert offsets == {ORDERS: 0, "beside": 2}
 
 
 def test_plan_that_has_changed_is_not_carried_out(stocked: Consoled):

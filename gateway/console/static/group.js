@@ -340,7 +340,7 @@ class Page {
       const wanted = { action: "reset", to: to.value };
       if (to.value === "time") wanted.value = new Date(time.value).getTime();
       else if (to.value === "offset" || to.value === "shift") wanted.value = Number(number.value);
-      if (topic.value) wanted.partitions = this.group.offsets.filter((row) => row.topic === topic.value).map((row) => ({ topic: row.topic, partition: row.partition }));
+      if (topic.value) wanted.partitions = [{ topic: topic.value }];
       return wanted;
     };
     form.addEventListener("change", draw);
