@@ -1,17 +1,19 @@
 """Schemas of a Confluent-compatible registry, by the id that a record's bytes begin with.
 
 The one idea: a schema never changes, so it is fetched once and kept, up to a bounded number. A registry that does not
-answer is not asked again for some seconds, so that a page of records waits for it once.
+answer is not asked again for some seconds, so that a page of records waits for it once. A schema that was absent may
+appear, so its absence is kept for as long.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 from urllib.parse import quote
@@ -29,7 +31,7 @@ MAX_SCHEMA_BYTES = 512 * 1024
 MAX_REFERENCES = 20
 TIMEOUT_S = 3.0
 AWAY_S = 10.0
-"""If a registry failed, no request is sent to it for this time."""
+"""If a registry failed, no request is sent to it for this time. Nor is a schema asked for again that cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,12 @@ class JsonSchema:
 class Registry:
     """The registry at `url`. `login` is user:password, empty for none."""
 
-    def __init__(self, url: str, login: str) -> None:
+    def __init__(self, url: str, login: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._url = url.rstrip("/")
-        user, _, password = login.partition(":")
-        self._auth = aiohttp.BasicAuth(user, password) if login else None
-        self._known: OrderedDict[int, Declared | str] = OrderedDict()
+        self._headers = {"Authorization": f"Basic {b64encode(login.encode()).decode()}"} if login else {}
+        self._clock = clock
+        self._known: OrderedDict[int, tuple[Declared | str, float]] = OrderedDict()
+        """Each schema, or the reason why it cannot be used, and the time until which that counts."""
         self._asking: dict[int, asyncio.Task[Declared | str]] = {}
         self._away_until_s = float("-inf")
         self._away = ""
@@ -71,7 +74,7 @@ class Registry:
         fetched: set[int] = set()
 
         def find(schema_id: int) -> Declared:
-            found = self._known.get(schema_id)
+            found = self._kept(schema_id)
             if found is None:
                 fetched.add(schema_id)
                 if len(fetched) > MAX_FETCHED:
@@ -85,11 +88,11 @@ class Registry:
 
     async def find(self, schema_id: int) -> Declared | str:
         """Return the schema, or a sentence that says why it is missing."""
-        found = self._known.get(schema_id)
+        found = self._kept(schema_id)
         if found is not None:
             self._known.move_to_end(schema_id)
             return found
-        if time.monotonic() < self._away_until_s:
+        if self._clock() < self._away_until_s:
             return self._away
         asking = self._asking.get(schema_id)
         if asking is None:
@@ -97,6 +100,10 @@ class Registry:
             asking.add_done_callback(lambda _: self._asking.pop(schema_id, None))
         # A page that is closed must not cancel the fetch that other pages wait for.
         return await asyncio.shield(asking)
+
+    def _kept(self, schema_id: int) -> Declared | str | None:
+        found, until_s = self._known.get(schema_id, (None, 0.0))
+        return found if self._clock() < until_s else None
 
     async def close(self) -> None:
         """Cancel the fetches in progress."""
@@ -108,18 +115,18 @@ class Registry:
     async def _fetch(self, schema_id: int) -> Declared | str:
         found: Declared | str
         try:
-            async with asyncio.timeout(TIMEOUT_S), aiohttp.ClientSession(auth=self._auth) as session:
+            async with asyncio.timeout(TIMEOUT_S), aiohttp.ClientSession(headers=self._headers) as session:
                 found = await self._declared(session, schema_id)
         except _AbsentError:
             found = f"the registry has no schema {schema_id}"
         except (aiohttp.ClientError, OSError) as error:  # a timeout is an OSError
             said = str(error) or type(error).__name__
             self._away = f"the schema registry (console.schema.registry.url) does not answer: {said}"[:200]
-            self._away_until_s = time.monotonic() + AWAY_S
+            self._away_until_s = self._clock() + AWAY_S
             return self._away
         except (DecodeError, ValueError, LookupError, TypeError, RecursionError) as error:
             found = f"schema {schema_id} of the registry cannot be used: {error}"[:200]
-        self._known[schema_id] = found
+        self._known[schema_id] = found, self._clock() + AWAY_S if isinstance(found, str) else math.inf
         while len(self._known) > MAX_SCHEMAS:
             self._known.popitem(last=False)
         return found

@@ -19,6 +19,7 @@ import pytest
 
 from gateway.console.decode import DecodeError
 from gateway.console.descriptors import read_descriptor
+from gateway.console.registry import AWAY_S, Registry
 from protocol.varints import write_uvarint
 from tests.conftest import gateways
 from tests.console.consoles import Consoled, start_consoled
@@ -251,3 +252,18 @@ def test_protobuf_field_that_the_schema_lacks_is_named_by_its_number():
 def test_message_index_that_the_schema_lacks_is_an_error(indexes: bytes):
     with pytest.raises(DecodeError, match="no message"):
         read_descriptor(FILE).decode(indexes + ANA)
+
+
+async def test_a_schema_that_was_absent_is_asked_for_again_after_a_while(monkeypatch: pytest.MonkeyPatch):
+    """A registry that has not read all of its schemas since its start answers 404."""
+    (port,) = free_ports(1)
+    now_s = 0.0
+    with registry(port) as served:
+        known = Registry(f"http://127.0.0.1:{port}", LOGIN, clock=lambda: now_s)
+        assert await known.find(77) == "the registry has no schema 77"
+        monkeypatch.setitem(SCHEMAS, "/schemas/ids/77", {"schema": "{}", "schemaType": "JSON"})
+        assert await known.find(77) == "the registry has no schema 77"
+        assert served.asked == ["/schemas/ids/77"], "one request in this time"
+        now_s = AWAY_S + 1
+        assert not isinstance(await known.find(77), str)
+        await known.close()
