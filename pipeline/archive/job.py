@@ -138,6 +138,8 @@ class Archive:
         self._settings: dict[str, dict[str, str]] = {}
         self._asked_settings: set[str] = set()
         self._planned_before = False
+        self._letters_may_be_ahead = True
+        """True if an earlier run or a failed attempt may have committed the dead letters of a batch, and no records."""
         self._gone: set[str] = set()
 
     def run(self) -> None:
@@ -180,6 +182,30 @@ class Archive:
         if self._typing is not None:
             table.create(self._spark, self._dead_letters, DEAD_LETTER, [Part("topic")])
         self._progress = last_progress(self._spark, self._out) or Progress()
+        self._check_dead_letters()
+
+    def _check_dead_letters(self) -> None:
+        """Raise PipelineError if the table of dead letters belongs to another archive. Its batches have the same
+        numbers, so it would take the dead letters of this archive for committed ones.
+        """
+        letters = last_progress(self._spark, self._dead_letters) if self._has_dead_letters() else None
+        if letters is None:
+            return
+        own = self._progress
+        if letters.batch <= own.batch:
+            fits = letters.first.items() <= own.first.items() and letters.topic_ids.items() <= own.topic_ids.items()
+        else:
+            # An earlier run has committed the dead letters of the next batch, and not the batch itself.
+            fits = letters.batch == own.batch + 1 and own.first.items() <= letters.first.items()
+            fits = fits and (bool(own.batch) or letters.topic_ids.keys() <= set(self._chosen()))
+        if not fits:
+            raise PipelineError(
+                f"{self._dead_letters} holds dead letters of another archive, or of later batches than {self._out}.",
+                "Name another table with --dead-letters, or remove that one.",
+            )
+
+    def _has_dead_letters(self) -> bool:
+        return table.exists(self._spark, self._dead_letters)
 
     def step_once(self, until: Mapping[Partition, int] | None = None) -> Planned:
         """Plan, read and commit one batch, at most up to `until`."""
@@ -278,8 +304,10 @@ class Archive:
         return replace(batch, after=replace(batch.after, settings={**batch.after.settings, **self._settings}))
 
     def _unfinished(self, batch: Batch) -> Batch | None:
-        """Return a batch whose dead letters are committed but whose records are not, as an earlier run planned it."""
-        if not self._first_step or not table.exists(self._spark, self._dead_letters):
+        """Return a batch whose dead letters are committed but whose records are not, as an earlier run or an earlier
+        attempt of this run planned it.
+        """
+        if not self._letters_may_be_ahead or not self._has_dead_letters():
             return None
         before = last_progress(self._spark, self._dead_letters)
         if before is None or before.batch != batch.after.batch:
@@ -291,10 +319,6 @@ class Archive:
         )
         lost = tuple(each for each in before.lost if each not in self._progress.lost)
         return Batch(ranges, lost, before, batch.left)
-
-    @property
-    def _first_step(self) -> bool:
-        return self._progress.run != self._run_id
 
     def _position(self, topic: str, partition: int, before: Progress) -> int:
         key = (topic, partition)
@@ -326,16 +350,16 @@ class Archive:
             f"batch {batch.after.batch}: reads {batch.records:,} offsets of {len(batch.ranges)} partitions",
             event="reading", batch=batch.after.batch,
         )  # fmt: skip
+        self._letters_may_be_ahead = True
         with Ticker(self._spark, self._lines):
             try:
                 self._store(batch)
             except (PySparkException, Py4JJavaError) as error:
                 batch, letters = self._without_unfit(batch, error)
                 self._store(batch, letters)
-        after = batch.after
         # Another run may have planned and committed a batch with the same number.
-        rows = self._committed(after)
-        self._progress = after
+        after, rows = self._committed(batch.after)
+        self._progress, self._letters_may_be_ahead = after, False
         seconds = time.monotonic() - started
         self._publish(planned, rows, seconds)
         self._lines.step(
@@ -420,20 +444,22 @@ class Archive:
     def _stored_type(self) -> Any:
         return typed.stored_type(table.schema(self._spark, self._out))
 
-    def _committed(self, after: Progress) -> int:
-        """Return the number of rows of this run's last commit. Raise PipelineError if another run
+    def _committed(self, after: Progress) -> tuple[Progress, int]:
+        """Return the progress and the number of rows of this run's last commit. Raise PipelineError if another run
         committed this batch.
+
+        The progress may be another than `after`, if an earlier attempt committed the batch and its answer was lost.
         """
         for commit in table.commits(self._spark, self._out):
             found = Progress.from_json(commit.metadata) if commit.metadata else None
             if found is None:
                 continue
-            if found != after:
+            if (found.batch, found.run) != (after.batch, after.run):
                 raise PipelineError(
                     f"Another archive job writes to {self._out}: batch {after.batch} is not this run's.",
                     "Stop one of the two jobs; the committed records are right.",
                 )
-            return commit.rows
+            return found, commit.rows
         raise PipelineError(f"The log of {self._out} does not hold batch {after.batch}.", "Start the job again.")
 
     def _publish(self, planned: Planned, rows: int, seconds: float) -> None:
@@ -442,9 +468,8 @@ class Archive:
         for log in planned.logs:
             self._figures.lag(log.topic, log.partition, log.end - positions.get((log.topic, log.partition), log.start))
         if self._arguments.group and rows:
-            ends = {
-                (each.topic, each.partition): positions[each.topic, each.partition] for each in planned.batch.ranges
-            }
+            keys = {(each.topic, each.partition) for each in planned.batch.ranges}
+            ends = {key: positions[key] for key in sorted(keys & positions.keys())}
             try:
                 self._cluster.commit(self._arguments.group, ends)
             except KafkaException as error:

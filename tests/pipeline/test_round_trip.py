@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -279,6 +280,70 @@ def test_a_typed_batch_whose_dead_letters_are_committed_is_finished_as_it_was_pl
     jobs.archive(spark, gateway.bootstrap, out, *given)
     dead = spark.read.format("delta").load(f"{out}_dead_letters")
     assert sorted(row.offset for row in dead.collect()) == list(range(9))
+
+
+@pytest.mark.parametrize(
+    ("value", "timestamp", "given"),
+    [(b"bad", topics.START_MS, ("--value", "json")), (b"{}", 2**62, ())],
+    ids=["no JSON", "a timestamp that does not fit"],
+)
+def test_a_batch_that_is_tried_again_by_the_same_run_loses_no_dead_letter(
+    spark: SparkSession, gateway: GatewayProcess, out: str, value: bytes, timestamp: int, given: tuple[str, ...]
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 1, message_timestamp_after_max_ms=str(2**63 - 1))
+    bad: list[jobs.Record] = [(0, None, value, timestamp, [])]
+    job = jobs.archive_job_of(spark, gateway.bootstrap, out, "--topics", topic, *given)
+    job.open()
+    topics.fill(gateway.bootstrap, topic, bad)
+    job.step_once()
+    topics.fill(gateway.bootstrap, topic, bad)
+    with jobs.dying_before_the_commit_of(out), pytest.raises(jobs.DiedError):
+        job.step_once()
+    topics.fill(gateway.bootstrap, topic, bad)
+    job.step_once()
+    job.step_once()
+    dead = spark.read.format("delta").load(f"{out}_dead_letters")
+    assert sorted(row.offset for row in dead.collect()) == [0, 1, 2]
+
+
+def test_a_commit_whose_answer_was_lost_is_not_taken_for_another_jobs(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic, whole = topics.fresh(gateway.bootstrap, 1), table.append
+    job = jobs.archive_job_of(spark, gateway.bootstrap, out, "--topics", topic, "--group", f"lag-of-{topic}")
+    job.open()
+
+    def unanswered(*given: Any, **named: Any) -> None:
+        whole(*given, **named)
+        raise jobs.DiedError
+
+    topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
+    with patch.object(table, "append", unanswered), pytest.raises(jobs.DiedError):
+        job.step_once()
+    topics.grow(gateway.bootstrap, topic, 2)
+    topics.fill(gateway.bootstrap, topic, topics.records(20, 2))
+    job.step_once()
+    job.step_once()
+    assert held(spark, out) == 40
+    assert jobs.verify(spark, gateway.bootstrap, out).code == 0
+
+
+def test_dead_letters_of_another_archive_are_refused(spark: SparkSession, gateway: GatewayProcess, out: str) -> None:
+    """Both archives number their batches from 1, so each would take the other's dead letters for its own."""
+    one, two = (topics.fresh(gateway.bootstrap, 1) for _ in range(2))
+    for topic in (one, two):
+        topics.fill(gateway.bootstrap, topic, [(0, None, b"bad", topics.START_MS, [])])
+    given = ("--value", "json", "--dead-letters", f"{out}_letters")
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", one, *given)
+    with pytest.raises(PipelineError, match="holds dead letters of another archive"):
+        jobs.archive(spark, gateway.bootstrap, f"{out}_two", "--topics", two, *given)
+    topics.fill(gateway.bootstrap, one, [(0, None, b"bad", topics.START_MS, [])])
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", one, *given)
+    assert held(spark, f"{out}_letters") == 2
+    # An archive that begins anew at the same place numbers its batches from 1, too.
+    table.drop(spark, out)
+    with pytest.raises(PipelineError, match="holds dead letters of another archive"):
+        jobs.archive(spark, gateway.bootstrap, out, "--topics", one, *given)
 
 
 def test_an_avro_archive_takes_a_newer_schema_and_sets_bad_rows_aside(
