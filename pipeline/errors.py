@@ -34,6 +34,13 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Free some, or name another folder; then start the job again: it continues behind its last commit.",
     ),
     (
+        r"(?:TOPIC|GROUP|CLUSTER|TRANSACTIONAL_ID)_AUTHORIZATION_FAILED|"
+        r"(?:Topic|Group|Cluster|TransactionalId)AuthorizationException",
+        "The Kafka cluster does not allow this to the job's user.",
+        "Allow it by ACLs (a job that reads needs Read and Describe on its topics), or name another user with "
+        "--client-conf and --kafka-conf.",
+    ),
+    (
         r"Permission denied|AccessControlException|EACCES|AccessDenied",
         "A file or folder may not be read or written by this user.",
         "Give the user access, or name another place; `sluice-pipeline doctor --table PATH` tries to write there.",

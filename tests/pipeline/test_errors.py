@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from pipeline.errors import PipelineError, explain
 
@@ -74,6 +75,11 @@ def captured(words: str, *causes: str) -> CapturedError:
         (java("org.apache.spark.api.python.PythonException: Traceback (most recent call last):",
               'KafkaException: KafkaError{code=MSG_SIZE_TOO_LARGE,val=10,str="Broker: Message size too large"}'),
          "A record is larger than the client or the target topic accepts.", "message.max.bytes"),
+        (KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)),
+         "The Kafka cluster does not allow this to the job's user.", "Read and Describe"),
+        (java("org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 2.0 failed 1 times",
+              "org.apache.kafka.common.errors.TopicAuthorizationException: Not authorized to access topics: [orders]"),
+         "The Kafka cluster does not allow this to the job's user. (Caused by: org.apache", "Read and Describe"),
         (java("java.lang.IllegalStateException: whatever", "java.lang.RuntimeException: the root of it"),
          "The job ended with an error that it does not know: java.lang.RuntimeException: the root of it", "--trace"),
         (java("java.lang.IllegalStateException: no more than that"),
