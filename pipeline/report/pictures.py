@@ -20,6 +20,9 @@ from matplotlib.ticker import StrMethodFormatter
 from pipeline.report.chart import shortened, time_label
 from pipeline.report.data import GroupData, ReportData, cost, costs_of
 
+# Names of groups and members, and keys of records, may contain dollar signs. They are no formulas.
+mpl.rcParams["text.parse_math"] = False
+
 THOUSANDS = StrMethodFormatter("{x:,.0f}")
 PALETTE = ("#0072b2", "#d98200", "#009e73", "#b4508c", "#4ea5d9", "#c4430c", "#8a8000", "#6a5acd")
 MOST_GROUPS = 6

@@ -19,7 +19,7 @@ from pipeline.analyze.offsets import lag
 from pipeline.analyze.rebalances import storms
 from pipeline.analyze.tables import Thresholds, analyze
 from pipeline.progress import Progress, Stop
-from pipeline.report.data import GroupData, ReportData, costs_of, delivery_data, report_data
+from pipeline.report.data import GroupData, ReportData, Stretch, costs_of, delivery_data, report_data
 from pipeline.report.page import costs, write_page
 from pipeline.report.pictures import write_pictures
 from tests.pipeline.journals import frame, journal_of
@@ -191,6 +191,13 @@ def test_what_only_members_logs_know_of_a_move_is_drawn(tmp_path: Path) -> None:
     assert [path.name for path in write_pictures(tmp_path, data)] == ["moves-1-g.png"]
     write_page(tmp_path / "report.html", data)
     assert "twice, say members" in (tmp_path / "report.html").read_text()
+
+
+def test_names_are_drawn_as_they_are_and_not_as_formulas(tmp_path: Path) -> None:
+    name = r"$\no formula$"
+    group = GroupData(name, 0, 1_000, partitions=["t-0"], members=[name], stretches=[Stretch(0, 0, 0, 1_000)])
+    data = ReportData([], {}, [group], 0)
+    assert [path.name for path in write_pictures(tmp_path, data)] == ["ownership-1-_no_formula_.png"]
 
 
 def test_a_page_without_a_journal(spark: SparkSession, tmp_path: Path) -> None:
