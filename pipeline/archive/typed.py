@@ -24,6 +24,7 @@ from pyspark.sql.types import (
     BooleanType,
     ByteType,
     DataType,
+    DateType,
     DecimalType,
     DoubleType,
     FloatType,
@@ -35,6 +36,8 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
+    TimestampType,
 )
 
 from pipeline.archive.avro_references import is_declared, is_union
@@ -56,6 +59,13 @@ WHOLE_WITH_EXPONENT = r"(?<=[:\[,\s])(-?\d{1,7})[eE]\+?\d(?=[\s,}\]])"
 MAX_WHOLE_DOUBLE = 2.0**53
 # If a decimal of 38 digits covers a number's fraction at one of these scales, the number can be compared exactly.
 COMPARED_SCALES = (18, 37)
+# Spark converts more texts than these: it drops the time behind a date and the zone of a timestamp without zone, and it
+# gives a time without a date the present day.
+WHOLE_TEXTS: dict[type[DataType], str] = {
+    DateType: r"^\s*[+-]?\d[\d-]*\s*$",
+    TimestampType: r"^\s*[+-]?\d{4}",
+    TimestampNTZType: r"^\s*[+-]?\d{4}[\d-]*(?:[T ][\d:.]*)?\s*$",
+}
 _HELD_DATA, _HELD_RESCUED = "_held_data", "_held_rescued"
 
 
@@ -253,8 +263,7 @@ def merge(stored: StructType, found: DataType) -> StructType:
     """Return `stored` with the fields that only `found` has. A field that both have keeps its stored type."""
     if not isinstance(found, StructType):
         return stored
-    # Delta treats names that differ only in case as the same column.
-    held = {field.name.lower(): field for field in stored.fields}
+    held = {name for field in stored.fields for name in _alike(field.name)}
     fields: list[StructField] = []
     for field in stored.fields:
         other = next((each for each in found.fields if each.name == field.name), None)
@@ -262,11 +271,19 @@ def merge(stored: StructType, found: DataType) -> StructType:
     room = MAX_FIELDS - _leaves(StructType(fields))
     for field in found.fields:
         needed = _leaves(field.dataType)
-        if field.name.lower() not in held and needed <= room and can_be_column(field.name):
-            held[field.name.lower()] = field
+        if held.isdisjoint(_alike(field.name)) and needed <= room and can_be_column(field.name):
+            held |= _alike(field.name)
             fields.append(field)
             room -= needed
     return StructType(fields)
+
+
+def _alike(name: str) -> set[str]:
+    """Return the forms of a name by which Delta and Spark recognise the same column: Delta lowers the whole name, and
+    Spark compares letter by letter, first in upper and then in lower case. To Spark, s and long s are the same letter.
+    """
+    upper = (letter.upper() if len(letter.upper()) == 1 else letter for letter in name)
+    return {name.lower(), "".join(letter.lower()[0] for letter in upper)}
 
 
 def climb(parsed: DataFrame, kind: StructType, *, decimals: bool) -> StructType:
@@ -463,7 +480,9 @@ def _fits(value: Column, own: Column, kind: DataType) -> Column:
         narrowed = (own == "DOUBLE") & (_get(value, "float").cast("double") == _get(value, "double"))
         return narrowed | (exact & _is_as_written(value, kind))
     # Only a given schema has such a type, for example a date: text that Spark can convert.
-    return (own == "STRING") & _get(value, kind.simpleString()).isNotNull()
+    converts = (own == "STRING") & _get(value, kind.simpleString()).isNotNull()
+    whole = next((pattern for found, pattern in WHOLE_TEXTS.items() if isinstance(kind, found)), None)
+    return converts if whole is None else converts & _get(value, "string").rlike(whole)
 
 
 def _is_whole(value: Column, own: Column) -> Column:

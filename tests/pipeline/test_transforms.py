@@ -161,6 +161,20 @@ def test_nested_names_that_differ_in_case_only_make_one_column(spark: SparkSessi
     assert json.loads(row[RESCUED]) == {"who": {"a": 1, "A": 2}}
 
 
+@pytest.mark.parametrize(
+    ("one", "other"), [("s", "\u017f"), ("\u00b5", "\u03bc"), ("\u03c2", "\u03c3"), ("i", "\u0131")]
+)
+def test_names_that_java_takes_for_one_make_one_column(
+    spark: SparkSession, tmp_path: Any, one: str, other: str
+) -> None:
+    value = f'{{"{one}": 1, "{other}": 2, "in": {{"{one}": 1, "{other}": 2}}}}'
+    frame = JsonTyping(None, evolve=True).apply(json_records(spark, value), StructType())
+    frame.write.format("delta").save(str(tmp_path / "table"))
+    [row] = spark.read.format("delta").load(str(tmp_path / "table")).collect()
+    assert row[DATA].asDict(recursive=True)[one] == 1
+    assert json.loads(row[RESCUED])[other] == 2
+
+
 def test_a_schema_with_a_name_that_delta_refuses_is_an_error(spark: SparkSession) -> None:
     with pytest.raises(PipelineError, match="'first name'"):
         typed_rows(spark, "`first name` string", "{}")
@@ -186,7 +200,12 @@ def test_records_that_each_bring_a_field_are_typed_up_to_the_limit(spark: SparkS
          ["9007199254740993", "12345678901234567890", "0.1234567890123456789", "true", '"1"']),
         ("float", ["1.5", "0.1"], ["0.123456789", "16777217", "true"]),
         ("decimal(10,2)", ["8.5", "8", "0.120", "12345678.91"], ["0.1234567", "123456789.1", "true", "1e2"]),
-        ("date", ['"2026-01-31"'], ["7", "true", '"soon"']),
+        ("date", ['"2026-01-31"', '"2026-1-3"'],
+         ["7", "true", '"soon"', '"2026-01-31T12:00:00Z"', '"2026-01-31 12:00"']),
+        ("timestamp", ['"2026-01-31T12:00:00.123456Z"', '"2026-01-31 12:00:00+02:00"', '"2026-01-31"'],
+         ['"12:30"', '"T12:30:00"', '"now"']),
+        ("timestamp_ntz", ['"2026-01-31T12:00:00.1234560"'],
+         ['"2026-01-31T12:00:00+02:00"', '"2026-01-31T12:00:00Z"', '"2026-01-31 12:00:00 Europe/Berlin"']),
         ("boolean", ["true"], ["1", '"true"']),
     ],
 )  # fmt: skip
