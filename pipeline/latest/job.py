@@ -77,11 +77,13 @@ class Merged:
     run: str = ""
     history: bool = False
     next: Mapping[Partition, int] = field(default_factory=dict[Partition, int])
+    topic_ids: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Ids of the merged topics. Tables of earlier releases have none."""
 
     def to_json(self) -> str:
         following = [[topic, partition, offset] for (topic, partition), offset in self.next.items()]
         told = {"archive": self.archive, "envelope": self.envelope, "topics": self.topics, "history": self.history}
-        told |= {"batch": self.batch, "run": self.run, "next": following}
+        told |= {"batch": self.batch, "run": self.run, "next": following, "topic_ids": dict(self.topic_ids)}
         return json.dumps({"sluice_table": told}, separators=(",", ":"))
 
     @staticmethod
@@ -144,11 +146,18 @@ def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop
     asked = Merged(archive, arguments.envelope, topics if arguments.topics else (), history=arguments.history)
     _create(spark, out, arguments)
     done = last_merged(spark, out) or asked
-    if replace(done, batch=0, run="", next={}) != asked:
+    if replace(done, batch=0, run="", next={}, topic_ids={}) != asked:
         raise PipelineError(
             f"{out} was made with another --archive, --envelope, --topics or --history.",
             "Use the same options to continue it, or name another --out.",
         )
+    ids = {topic: progress.topic_ids[topic] for topic in topics}
+    for topic, topic_id in sorted(ids.items()):
+        if done.topic_ids.get(topic, topic_id) != topic_id:
+            raise PipelineError(
+                f"The topic {topic} was deleted and created again since {out} was made from it.",
+                "Name another --out, because this table would miss the first records of the new topic.",
+            )
     own = uuid.uuid4().hex
     while not stop.asked:
         backlog = [
@@ -161,7 +170,7 @@ def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop
             break
         started = time.monotonic()
         after = replace(
-            done, batch=done.batch + 1, run=own,
+            done, batch=done.batch + 1, run=own, topic_ids={**done.topic_ids, **ids},
             next={**done.next, **{(each.topic, each.partition): each.end for each in ranges}},
         )  # fmt: skip
         offsets = sum(each.records for each in ranges)

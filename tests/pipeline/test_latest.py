@@ -13,11 +13,13 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pipeline import table
+from pipeline.archive import job as archive_job
+from pipeline.archive.plan import Progress
 from pipeline.errors import PipelineError
 from pipeline.latest import job as latest_job
 from pipeline.latest.transforms import versions
 from pipeline.partitioning import partitions
-from pipeline.schema import CHANGE, HISTORY, NEWEST
+from pipeline.schema import CHANGE, HISTORY, NEWEST, RECORD
 from tests.gateway_process import GatewayProcess
 from tests.pipeline import jobs, topics
 from tests.pipeline.histories import PARTITIONS, applied, changes, held, held_versions, lived, living
@@ -170,6 +172,25 @@ def test_versions_of_a_key_that_moved_to_another_partition_follow_each_other_by_
         ("20", 20, 20, 1),
         ("5", 20, 30, 2),
     ]
+
+
+def test_a_table_does_not_mix_the_records_of_two_topics_of_one_name(spark: SparkSession, out: str) -> None:
+    def archive(topic_id: str, *values: bytes) -> None:
+        at = datetime(2026, 1, 31, 12, tzinfo=UTC)
+        rows = [("t", 0, n, at, "create_time", b"%d" % n, value, None, at.date()) for n, value in enumerate(values)]
+        place = ("t", 0)
+        progress = Progress(1, "run", {"t": topic_id}, {place: 0}, {place: len(values)})
+        table.create(spark, out, RECORD)
+        table.append(spark.createDataFrame(rows, RECORD), out, archive_job.APPLICATION, 1, progress.to_json())
+
+    archive("first", b"a", b"b")
+    jobs.latest(spark, out, f"{out}_latest")
+    jobs.latest(spark, out, f"{out}_latest")
+    table.drop(spark, out)
+    archive("second", b"c", b"d", b"e")
+    with pytest.raises(PipelineError, match="The topic t was deleted and created again"):
+        jobs.latest(spark, out, f"{out}_latest")
+    assert held(spark, f"{out}_latest") == {b"0": b"a", b"1": b"b"}
 
 
 def test_debeziums_envelope_is_opened(spark: SparkSession, gateway: GatewayProcess, out: str) -> None:
