@@ -10,15 +10,13 @@ byte. `gateway/log/validator.py` chooses the thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import NamedTuple
 
 from gateway.config.topic import TopicConfig
 from protocol.compression import MAX_DECOMPRESSED_BYTES, Compression, DecompressedTooLargeError
 from protocol.errors import ErrorCode, ProtocolError
-from protocol.record_reader import DAMAGED, ReadRecord, RecordReader
+from protocol.record_reader import DAMAGED, RecordReader
 from protocol.records import (
     HEAD_BYTES,
     LENGTH_END,
@@ -36,9 +34,6 @@ UNBOUNDED_MS = 2**63 - 1
 FIRST_VERSION_WITH_ZSTD = 7
 MAX_RECORD_ERRORS = 100
 """Offending records listed in one answer; the batch is refused whole either way."""
-
-_offset_of: Callable[[ReadRecord], int] = attrgetter("offset")
-_timestamp_of: Callable[[ReadRecord], int] = attrgetter("timestamp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,19 +158,18 @@ def _check_records(
 
 
 def _judge_offsets(reader: RecordReader) -> Refused | int:
-    """Read every record and check only its place. Return the greatest timestamp. No Python statement runs per record,
-    because this is the cost of each produced record."""
+    """Read every record and check only its place. Return the greatest timestamp. This is the cost of each produced
+    record: a loop takes less time than `map` with two attributes, because it keeps no record."""
     expected = 0
     newest_ms = NO_TIMESTAMP
     for window in reader.windows():
-        records = tuple(window)
-        deltas = tuple(map(_offset_of, records))
-        newest_ms = max(newest_ms, max(map(_timestamp_of, records), default=NO_TIMESTAMP))
-        end = expected + len(deltas)
-        if deltas != tuple(range(expected, end)):
-            index = next(index for index, delta in enumerate(deltas, expected) if delta != index)
-            return _out_of_order(index, deltas[index - expected])
-        expected = end
+        for record in window:
+            if record.offset != expected:
+                return _out_of_order(expected, record.offset)
+            expected += 1
+            timestamp = record.timestamp
+            if timestamp > newest_ms:
+                newest_ms = timestamp
     return newest_ms
 
 
