@@ -1096,7 +1096,8 @@ language plpgsql stable
 set enable_sort = off -- see chunk_at
 as $$
 -- Return the base offset of the first chunk from p_from_offset on that is younger than p_timestamp_ms; null if no chunk
--- is. A chunk without timestamps has the time of its arrival.
+-- is. A chunk without timestamps has the time of its arrival. If older chunks with timestamps follow, such a chunk may be
+-- missed.
 declare
     low     bigint := p_from_offset;
     high    bigint;
@@ -1106,14 +1107,15 @@ begin
     select p.next_offset into high from partition_log p where p.partition_key = p_partition_key;
     while low < high loop
         middle := low + (high - low) / 2;
-        select c.base_offset, c.last_offset, c.running_max_timestamp_ms into probe
+        select c.base_offset, c.last_offset, greatest(c.running_max_timestamp_ms, c.append_timestamp_ms) as newest_ms
+        into probe
         from chunk c
         where c.partition_key = p_partition_key and c.base_offset <= middle
         order by c.base_offset desc
         limit 1;
         if not found then
             low := middle + 1;
-        elsif probe.running_max_timestamp_ms > p_timestamp_ms then
+        elsif probe.newest_ms > p_timestamp_ms then
             high := probe.base_offset;
         else
             low := greatest(middle, probe.last_offset) + 1;

@@ -123,6 +123,17 @@ async def test_the_range_ends_where_the_minimum_lag_begins(
     assert await dirty_range(compaction, key, min_compaction_lag_ms=6 * HOUR_MS) is None
 
 
+async def test_the_minimum_lag_of_a_batch_without_timestamps_begins_with_its_append(
+    compaction: CompactionStore, log: LogStore, key: PartitionKey, sql: asyncpg.Connection
+) -> None:
+    await append_each(log, *(new_batch(key, max_timestamp_ms=-1) for _ in range(5)))
+    age = "update chunk set append_timestamp_ms = append_timestamp_ms - $1::bigint where base_offset < 3"
+    await sql.execute(age, 2 * HOUR_MS)
+    dirty = await dirty_range(compaction, key, min_compaction_lag_ms=HOUR_MS)
+    assert dirty is not None
+    assert (dirty.first_dirty_offset, dirty.end_offset) == (0, 3)
+
+
 async def test_the_maximum_lag_overrides_the_ratio(
     compaction: CompactionStore, log: LogStore, ten: PartitionKey, now_ms: int, sql: asyncpg.Connection
 ) -> None:
