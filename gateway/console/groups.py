@@ -24,6 +24,7 @@ from gateway.groups.journal_members import OwnedPartition, instance_of, owned_by
 from gateway.groups.kinds import AnyGroup, AnyMember
 from gateway.log.catalog import Catalog
 from gateway.security.kinds import AclOperation, ResourceType
+from gateway.security.turns import Turns
 from protocol.errors import ErrorCode, KafkaError
 from storage.console import ConsoleStore, Loaded
 from storage.groups import GroupStore
@@ -32,6 +33,8 @@ MAX_GROUPS = 500
 MAX_OFFSETS = 2_000
 MAX_MEMBERS = 1_000
 MAX_LAG_POINTS = 20_000
+MAX_TIMELINES = 4
+"""Number of timelines that a node draws at once. One may take thirty megabytes and a second of a thread."""
 WEEK_MS = 8 * 24 * 3600 * 1000
 """Longest window of a timeline."""
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]+")
@@ -124,6 +127,7 @@ class GroupViews:
         self._store = store
         self._groups = groups
         self._topics = Topics(kafka.services.catalog)
+        self._drawing = Turns(MAX_TIMELINES)
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
@@ -241,6 +245,10 @@ class GroupViews:
     async def timeline(self, who: Viewer, group_id: str, from_ms: int, to_ms: int) -> Timeline:
         """Return the ownership timeline between two times, without partitions that the viewer may not describe."""
         self._kafka.require(who, AclOperation.DESCRIBE, ResourceType.GROUP, group_id)
+        async with self._drawing.turn(who.host):
+            return await self._drawn(who, group_id, from_ms, to_ms)
+
+    async def _drawn(self, who: Viewer, group_id: str, from_ms: int, to_ms: int) -> Timeline:
         from_ms = max(from_ms, to_ms - WEEK_MS)
         stretch = await self._store.stretch(group_id, from_ms, to_ms)
         drawn = await asyncio.to_thread(timeline, stretch, from_ms, to_ms)

@@ -16,8 +16,9 @@ from typing import Any
 
 import aiohttp
 import psutil
+import psycopg
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage]
 
 from gateway.app import App
@@ -158,6 +159,42 @@ def test_many_searches_of_a_record_that_decompresses_to_much_hold_little_of_it(g
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(search, [consoled.person for _ in range(8)]))
     assert peak_bytes(consoled.gateway) - peak_of_one < 6 * LARGE_BYTES
+
+
+OWNERSHIP = """
+insert into journal_ownership (seq, at_ms, node_id, group_id, generation_id, topic, partition, change, member_id)
+select 1000000 + n, (extract(epoch from now()) * 1000)::bigint - 1000, 1, 'eventful', n / 1000, 'silent', n % 500,
+    case when n / 500 % 2 = 0 then 'assigned' else 'released' end, 'member-' || n / 1000
+from generate_series(1, 20000) n
+"""
+EVENTS = """
+insert into journal_event (seq, at_ms, node_id, group_id, group_type, kind, generation_id, member_id, client_id)
+select 2000000 + n, (extract(epoch from now()) * 1000)::bigint - 1000, 1, 'eventful', 'classic', 'member_synced', 1,
+    'member-' || n % 40, 'client'
+from generate_series(1, 20000) n
+"""
+
+
+def test_many_timelines_of_a_group_with_a_long_history_hold_little_memory(gateway_factory: GatewayFactory):
+    consoled = start_consoled(gateway_factory)
+    create_topic(consoled.gateway.bootstrap)
+    consumer = Consumer({"bootstrap.servers": consoled.gateway.bootstrap, "group.id": "eventful"})
+    consumer.commit(offsets=[TopicPartition("silent", 0, 0)], asynchronous=False)
+    consumer.close()
+    assert consoled.gateway.database_url is not None
+    with psycopg.connect(consoled.gateway.database_url, autocommit=True) as connection:
+        connection.execute(OWNERSHIP)
+        connection.execute(EVENTS)
+
+    def draw(person: Person) -> None:
+        assert len(person.get("group/timeline", id="eventful")["lanes"]) == 500
+
+    before = peak_bytes(consoled.gateway)
+    draw(consoled.person)
+    peak_of_one = peak_bytes(consoled.gateway)
+    with ThreadPoolExecutor(16) as threads:
+        list(threads.map(draw, [consoled.person for _ in range(16)]))
+    assert peak_bytes(consoled.gateway) - peak_of_one < 6 * (peak_of_one - before)
 
 
 @pytest.mark.alone
