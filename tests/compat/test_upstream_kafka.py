@@ -40,6 +40,17 @@ def test_a_test_without_a_line_and_a_line_without_a_test_are_faults() -> None:
     assert told == ["no reason for SomeTest.three, SomeTest.two", "no such test: SomeTest.four"]
 
 
+def test_a_test_that_is_run_and_left_out_is_a_fault() -> None:
+    """It would be answered twice, which fails the suite."""
+    told = faults(allowed(("one",), {"SomeTest.one": "why"}), {"kafka.api.SomeTest": {"one"}})
+    assert told == ["both run and left out: SomeTest.one"]
+
+
+def test_no_test_is_both_run_and_left_out() -> None:
+    listed = AllowList.load()
+    assert not {f"{each.short}.{test}" for each in listed.classes for test in each.run} & set(listed.left_out)
+
+
 def test_every_test_that_is_left_out_belongs_to_a_class_that_is_listed() -> None:
     listed = AllowList.load()
     assert {test.partition(".")[0] for test in listed.left_out} <= {tests.short for tests in listed.classes}

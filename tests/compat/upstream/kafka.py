@@ -214,6 +214,9 @@ def faults(allowed: AllowList, found: dict[str, set[str]]) -> list[str]:
         said.append(f"no reason for {', '.join(sorted(known - listed))}")
     if listed - known:
         said.append(f"no such test: {', '.join(sorted(listed - known))}")
+    chosen = {f"{tests.short}.{test}" for tests in allowed.classes for test in tests.run}
+    if both := chosen & set(allowed.left_out):
+        said.append(f"both run and left out: {', '.join(sorted(both))}")
     return said
 
 
