@@ -36,6 +36,7 @@ from pipeline.manifest import signature
 from pipeline.manifest.document import Manifest, differences
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
+from pipeline.schema import RESCUED
 from pipeline.sql import literal
 from pipeline.ticker import Ticker
 
@@ -430,8 +431,8 @@ class _Tables:
 
 
 def _tables(spark: SparkSession, arguments: argparse.Namespace) -> _Tables:
-    """Return the tables of --tables, and the dead letters if there are any. Raise PipelineError if a table does not
-    exist.
+    """Return the tables of --tables, and the dead letters if the archive has any. Raise PipelineError if a table does
+    not exist.
     """
     named = {name: table.location(name, arguments.format) for name in arguments.tables.split(",") if name}
     for name, where in named.items():
@@ -439,9 +440,24 @@ def _tables(spark: SparkSession, arguments: argparse.Namespace) -> _Tables:
             raise PipelineError(f"There is no table {name}.", "Check --tables.")
     letters = arguments.dead_letters or f"{arguments.archive.rstrip('/')}_dead_letters"
     where = table.location(letters, arguments.format)
-    if not table.exists(spark, where):
-        return _Tables(named, None)
-    return _Tables({**named, letters: where}, where)
+    if table.exists(spark, where):
+        return _Tables({**named, letters: where}, where)
+    archive = table.location(arguments.archive, arguments.format)
+    # A proof names the table itself, so --check needs no option for it.
+    if arguments.dead_letters or (not arguments.check and _has_dead_letters(spark, archive)):
+        raise PipelineError(
+            f"There is no table of dead letters at {letters}, which may hold the key.",
+            "Name it with --dead-letters. If it was removed, the next run of a typed `archive` makes an empty one.",
+        )
+    return _Tables(named, None)
+
+
+def _has_dead_letters(spark: SparkSession, archive: str) -> bool:
+    """Return whether `archive` has made a table of dead letters: for typed values, or for records that it skipped."""
+    if not table.exists(spark, archive):
+        return False
+    progress = archive_job.last_progress(spark, archive)
+    return RESCUED in table.schema(spark, archive).names or (progress is not None and bool(progress.skipped))
 
 
 def _of_key(rows: DataFrame, topic: str, key_sha256: str) -> DataFrame:

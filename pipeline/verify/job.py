@@ -150,7 +150,7 @@ class Verification:
     def _differences(
         self, records: DataFrame, progress: Progress, told: Sequence[Scope], compacted: set[str]
     ) -> list[str]:
-        found = self._unclaimed(records, progress) if not self._only else []
+        found = self._unclaimed(records, progress)
         found += self._misdated(records, told) + self._mistyped(records, told)
         found += self._compare(records, [each for each in told if each.topic not in compacted], self._by_block)
         return found + self._compare(records, [each for each in told if each.topic in compacted], self._by_record)
@@ -194,8 +194,9 @@ class Verification:
         }
 
     def _unclaimed(self, records: DataFrame, progress: Progress) -> list[str]:
+        mine = records.where(F.col("topic").isin(self._only)) if self._only else records
         with Ticker(self._spark, self._lines, self._stop):
-            rows = unclaimed(records, progress).collect()
+            rows = unclaimed(mine, progress).collect()
         return [
             f"{row.topic}-{row.partition}: {row['count']:,} records outside of what the archive claims" for row in rows
         ]

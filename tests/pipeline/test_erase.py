@@ -246,6 +246,20 @@ def test_nothing_is_erased_if_the_topic_the_key_or_the_manifest_does_not_fit(
         Proof.from_json(proof.read_text().replace(found.began, "2026-01-31T12:00:00+00:00"), "proof")
 
 
+@only_delta
+def test_an_erasure_that_cannot_find_the_dead_letters_is_refused(
+    lake: Lake, gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    topic, bad = topics.fresh(gateway.bootstrap, 2, **COMPACTED), f"{lake.archive}_bad"
+    topics.fill(gateway.bootstrap, topic, changes(20))
+    typed = ("--topics", topic, "--value", "json", "--dead-letters", bad)
+    jobs.archive(lake.spark, gateway.bootstrap, lake.archive, *typed)
+    given = ("--topic", topic, *ERASED, "--proof", str(tmp_path / "proof.json"))
+    for more in ((), ("--dead-letters", f"{bad}_typo")):
+        with pytest.raises(PipelineError, match=r"There is no table of dead letters at .*, which may hold the key"):
+            jobs.erase(lake.spark, gateway.bootstrap, lake.archive, *given, *more)
+
+
 def only_once(whole: Callable[..., None]) -> Callable[..., None]:
     """Return the function `whole`, whose second call raises `DiedError`."""
     called: list[bool] = []

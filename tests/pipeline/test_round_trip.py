@@ -390,6 +390,22 @@ def test_verify_names_the_first_difference(spark: SparkSession, gateway: Gateway
     ]
 
 
+def test_verify_of_some_topics_counts_their_records_outside_of_the_claim(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    one, two = (topics.fresh(gateway.bootstrap, 1) for _ in range(2))
+    for topic in (one, two):
+        topics.fill(gateway.bootstrap, topic, topics.records(10, 1))
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", f"{one},{two}")
+    rows = table.read(spark, out).where((F.col("topic") == one) & (F.col("offset") == 3))
+    rows.withColumn("offset", F.lit(1_000).cast("long")).write.format("delta").mode("append").save(out)
+    told = jobs.verify(spark, gateway.bootstrap, out, "--topics", one)
+    assert [line["say"] for line in told.events("difference")] == [
+        f"DIFFERS {one}-0: 1 records outside of what the archive claims"
+    ]
+    assert jobs.verify(spark, gateway.bootstrap, out, "--topics", two).code == 0
+
+
 def test_verify_of_a_compacted_topic_proves_what_is_left_of_it(
     spark: SparkSession, gateway_factory: Any, out: str
 ) -> None:
