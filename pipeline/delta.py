@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, StructType
 
 from pipeline.commit import Commit
 from pipeline.errors import PipelineError
@@ -55,10 +55,17 @@ def exists(spark: SparkSession, path: str) -> bool:
 def create(
     spark: SparkSession, path: str, schema: StructType, partitions: Sequence[Part] = (), order: Sequence[str] = ()
 ) -> None:
-    """Create an empty table if none exists."""
+    """Create an empty table if none exists. Raise PipelineError if Delta cannot partition a table in this way."""
     if exists(spark, path):
         return
     name(path)
+    for part in partitions:
+        if not part.unit and isinstance(schema[part.column].dataType, BinaryType):
+            # Delta keeps the values of partitions as text, in which bytes that are no text are lost.
+            raise PipelineError(
+                f"A Delta table cannot be partitioned by the column {part.column}, which has bytes.",
+                f"Use --partition-by bucket(16,{part.column}).",
+            )
     java = classes(spark)
     tables, session = java.io.delta.tables.DeltaTable, java_session(spark)
     # Spark's SQL cannot declare generated columns of a Delta table.

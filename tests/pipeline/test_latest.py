@@ -193,6 +193,17 @@ def test_a_table_does_not_mix_the_records_of_two_topics_of_one_name(spark: Spark
     assert held(spark, f"{out}_latest") == {b"0": b"a", b"1": b"b"}
 
 
+def test_a_delta_table_keeps_keys_of_any_bytes_whatever_partitions_it(spark: SparkSession, out: str) -> None:
+    with pytest.raises(PipelineError, match=r"cannot be partitioned by the column key.*bucket\(16,key\)"):
+        table.create(spark, out, NEWEST, partitions("topic,key", NEWEST))
+    at, keys = datetime(2026, 1, 31, 12, tzinfo=UTC), [b"\xff\x00", b"", b"k"]
+    table.create(spark, out, NEWEST, partitions("topic,bucket(16,key)", NEWEST))
+    for batch in (1, 2):
+        rows = [("t", key, False, b"%d" % batch, 0, 10 * batch + n, at) for n, key in enumerate(keys)]
+        latest_job.merge_batch(spark.createDataFrame(rows, CHANGE), out, latest_job.Merged("x", "none", (), batch))
+    assert held(spark, out) == dict.fromkeys(keys, b"2")
+
+
 def test_debeziums_envelope_is_opened(spark: SparkSession, gateway: GatewayProcess, out: str) -> None:
     topic, latest = topics.fresh(gateway.bootstrap, 1), f"{out}_latest"
 
