@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -23,6 +24,7 @@ from gateway.apis.permissions import authorize
 from gateway.building.background import build_background
 from gateway.building.cluster import ClusterPart, build_cluster
 from gateway.building.database import DatabasePart, wait_for_locks
+from gateway.building.forwarding import Forwarding, build_forwarding
 from gateway.building.groups import GroupPart, build_groups
 from gateway.building.listeners import Listeners, build_sasl, connections_from, look_for_itself
 from gateway.building.log import LogPart, build_log
@@ -33,7 +35,6 @@ from gateway.building.services import Services
 from gateway.building.stores import open_stores
 from gateway.building.undo import STEP_TIMEOUT_S, Undo
 from gateway.cluster.clock import ClusterClock
-from gateway.cluster.figures import NodeFigures
 from gateway.cluster.histories import Histories
 from gateway.cluster.jobs import Job
 from gateway.config.broker import BrokerConfig
@@ -45,6 +46,7 @@ from gateway.groups.groups import Groups
 from gateway.log.tail import Tail
 from gateway.net.context import Role
 from gateway.net.dispatch import Dispatch, Stages, served_as
+from gateway.net.requests import Requests
 from gateway.net.server import Server
 from gateway.operate.audit_log import AuditLog
 from gateway.operate.exporter import Exporter
@@ -73,6 +75,10 @@ REMEMBER_INTERVAL_MS = 5_000
 CONFIRM_INTERVAL_MS = 5_000
 """Interval at which a node checks by a new connection that its history goes on. Its open connections may lead to a
 former primary for as long as that server runs."""
+
+
+DROP_INTERVAL_MS = 1_000
+"""Interval at which a node ends its connections to nodes that are no longer alive."""
 
 
 class StagesWithFaults(Protocol):
@@ -107,6 +113,7 @@ class Node:
         self._supervisor = supervisor
         self._undo = undo
         self._faults = faults
+        self._forwarding: Forwarding | None = None
 
     async def serve(
         self,
@@ -221,7 +228,7 @@ class Node:
         background.start(self._supervisor, undo)
         if http is not None:
             await self._serve_http(http, database, topics, cluster, listeners.server)
-        serving = await self._serve(services, database, listeners, groups, share, cluster.figures, audit_log, traces)
+        serving = await self._serve(services, database, listeners, groups, share, cluster, audit_log, traces)
         drain_s = settings.drain_ms / 1000 + 2 * STEP_TIMEOUT_S
         undo.push("requests", drain_s, lambda: self._drain(listeners.server, log, groups, cluster))
         return serving
@@ -243,7 +250,7 @@ class Node:
         listeners: Listeners,
         groups: GroupPart,
         share: SharePart,
-        figures: NodeFigures,
+        cluster: ClusterPart,
         audit_log: AuditLog | None,
         traces: Traces | None,
     ) -> Serving:
@@ -268,12 +275,23 @@ class Node:
             role: Dispatch(served_as(role, SERVED), services, metrics, stages, role)
             for role in (Role.BROKER, Role.CONTROLLER)
         }
-        requests = {
+        requests: dict[str, Requests] = {
             listener.name: by_role[Role.CONTROLLER if listener.is_controller else Role.BROKER]
             for listener in settings.listeners
         }
+        self._forwarding = forwarding = await build_forwarding(
+            settings,
+            by_role[Role.BROKER],
+            cluster,
+            services.transactions,
+            services.users,
+            listeners.certificates,
+            metrics,
+        )
+        if forwarding is not None:
+            requests |= forwarding.handlers()
         users = Users(services.users, services.delegation)
-        console = await start_console(by_role[Role.BROKER], services, users, database, figures, self._undo.push)
+        console = await start_console(by_role[Role.BROKER], services, users, database, cluster.figures, self._undo.push)
         sasl = build_sasl(settings, requests, users, metrics, self._undo)
         renewal = Renewal(settings, services.catalog, listeners.certificates, sasl, services.broker_configs)
         self._supervisor.start("secrets in files", renewal.look, interval_ms=RENEWAL_INTERVAL_MS)
@@ -281,10 +299,13 @@ class Node:
             by_role[Role.BROKER],
             connection_closed,
             throttles.connection_wait_s,
-            guards(sasl),
+            guards(sasl) if forwarding is None else forwarding.guards(guards(sasl)),
             requests,
             connections_from(services.catalog),
+            {each.name: listeners.advertised[each.name] for each in settings.listeners if each.is_shared},
         )
+        if forwarding is not None:
+            self._supervisor.start("forwarding", partial(_drop_gone, forwarding, cluster), interval_ms=DROP_INTERVAL_MS)
         look_for_itself(listeners.advertised, self._undo)
         return Serving(
             groups.groups,
@@ -334,6 +355,8 @@ class Node:
         # While groups and log drain, requests that were read still use them. So connections stop reading first and
         # close last.
         server.stop_reading()
+        if self._forwarding is not None:
+            self._forwarding.forwarder.drain()
 
         async def leave() -> None:
             # The leases are released when the pending steps of their groups are stored.
@@ -342,6 +365,10 @@ class Node:
 
         await asyncio.gather(leave(), log.drain(timeout_s))
         await server.drain(STEP_TIMEOUT_S)
+
+
+async def _drop_gone(forwarding: Forwarding, cluster: ClusterPart) -> None:
+    forwarding.forwarder.drop_gone(cluster.membership.alive())
 
 
 async def _broker(settings: Settings, topics: TopicStore) -> BrokerConfig:

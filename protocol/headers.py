@@ -16,7 +16,7 @@ from protocol.buffer import Buffer
 from protocol.errors import ProtocolError
 from protocol.messages import find_message
 from protocol.schema import Direction
-from protocol.varints import skip_tagged_fields
+from protocol.varints import read_uvarint, skip_tagged_fields
 
 _ids = Struct(">hhi")
 _length = Struct(">h")
@@ -96,6 +96,32 @@ def _read_client_id(buffer: Buffer) -> tuple[str | None, int]:
         return str(buffer[start : start + length], "utf-8", "replace"), start + length
     except struct.error as error:
         raise ProtocolError(f"client id: {error}") from error
+
+
+def leading_strings(frame: Buffer, count: int) -> list[str | None]:
+    """Return the first `count` fields of a request's body, all of which must be strings in this version. Raise
+    ProtocolError if the request is torn, or if its API or version is not declared."""
+    header, position = decode_request_header(frame)
+    flexible = _flexible_requests[header.api_key, header.api_version]
+    if flexible is None:
+        raise ProtocolError(f"API key {header.api_key} version {header.api_version}")
+    strings: list[str | None] = []
+    try:
+        for _ in range(count):
+            if flexible:
+                length, position = read_uvarint(frame, position, len(frame))
+                length -= 1
+            else:
+                (length,) = _length.unpack_from(frame, position)
+                position += _length.size
+            end = position + max(length, 0)
+            if end > len(frame):
+                raise ProtocolError("torn string")
+            strings.append(None if length < 0 else str(frame[position:end], "utf-8"))
+            position = end
+    except (struct.error, UnicodeDecodeError) as error:
+        raise ProtocolError(f"a string of {len(frame)} bytes: {error}") from error
+    return strings
 
 
 def encode_request_header(header: RequestHeader) -> bytes:

@@ -19,10 +19,10 @@ import structlog
 from gateway.apis.admin.new_topics import make_topics, may_create_topic, plan_automatic
 from gateway.apis.metadata_cache import MIN_PARTITIONS, HasDescribedTopics
 from gateway.apis.services import ChangesCatalog, FindsTopics, HasCatalog, HasClusterId, HasMembership
-from gateway.cluster.placement import NO_LEADER
+from gateway.cluster.placement import NO_LEADER, Leaders
 from gateway.config.topic import requested_replication_factor
 from gateway.log.topic_names import why_illegal
-from gateway.net.context import RequestContext, Role
+from gateway.net.context import SHARED_NODE, RequestContext, Role
 from gateway.net.errors import storage_code
 from gateway.net.pieces import PIECE, first_of_each, in_pieces, mapped
 from gateway.net.refusals import DerivedRefusal
@@ -69,6 +69,14 @@ ENDPOINTS = {Role.BROKER: 1, Role.CONTROLLER: 2}
 class MetadataServices(ChangesCatalog, FindsTopics, HasClusterId, HasMembership, HasDescribedTopics, Protocol): ...
 
 
+_ALL_NODES = Leaders((SHARED_NODE,))
+
+
+def leaders_seen(context: RequestContext[HasMembership]) -> Leaders:
+    """Return the leaders of partitions as the client sees them."""
+    return context.services.membership.leaders if context.connection.shared is None else _ALL_NODES
+
+
 class Placement:
     """Live nodes, leaders and replicas at one moment, so that an answer is consistent, as seen through one listener.
     A node without that listener cannot be reached by the client and is not named as a broker."""
@@ -76,13 +84,16 @@ class Placement:
     def __init__(self, context: RequestContext[HasMembership]) -> None:
         listener, membership = context.connection.listener, context.services.membership
         alive = membership.brokers() if context.role is Role.BROKER else membership.controllers()
+        self._is_shared = context.connection.shared is not None
+        if self._is_shared:
+            alive = [node for each in alive[:1] if (node := context.connection.seen(each)) is not None]
         self.brokers = [(node, *node.listeners[listener]) for node in alive if listener in node.listeners]
         """The nodes with host and port. At a controllers' listener these are the controllers."""
         self._reachable = {int(node.node_id) for node, _, _ in self.brokers}
         self._racks = {int(node.node_id): node.rack for node, _, _ in self.brokers}
         self._alive: tuple[int, ...] = membership.broker_ids
         self._replicas: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._leaders = membership.leaders
+        self._leaders = leaders_seen(context)
         self.view = (listener, self._leaders)
         """Placements with equal views give equal answers."""
 
@@ -109,12 +120,16 @@ class Placement:
 
     def in_sync(self, partition: Partition, replicas: tuple[int, ...]) -> tuple[int, ...]:
         """Return those of the partition's `replicas` that are in sync."""
-        return replicas if partition.assignment is None else self._leaders.in_sync(partition.assignment)
+        return (
+            replicas if partition.assignment is None or self._is_shared else self._leaders.in_sync(partition.assignment)
+        )
 
     def replicas(self, partition: Partition, leader: int, factor: int) -> tuple[int, ...]:
         """Return the partition's replicas. If an administrator named some, these are returned in order. Otherwise
         return the leader and the live nodes after it by id, `factor` nodes in total if so many are alive.
         """
+        if self._is_shared:
+            return (SHARED_NODE,)
         if partition.assignment is not None:
             return partition.assignment.replicas
         found = self._replicas.get((leader, factor))
@@ -125,7 +140,10 @@ class Placement:
         return found
 
     def holds(self, node_id: int, partition: Partition, factor: int) -> bool:
-        """Return whether the node is a replica of the partition, or leads it because no replica is alive."""
+        """Return whether the node is a replica of the partition, or leads it because no replica is alive. At a shared
+        listener each node stands for all."""
+        if self._is_shared:
+            return True
         leader = self.leader(partition)
         return node_id == leader or node_id in self.replicas(partition, leader, factor)
 
@@ -150,8 +168,7 @@ class Led:
 
     def of(self, partition: Partition) -> tuple[int, int]:
         """Return the partition's leader and leader epoch."""
-        leaders = self._context.services.membership.leaders
-        leader = leaders.leader(partition)
+        leader = leaders_seen(self._context).leader(partition)
         self._named.add(leader)
         return leader, partition.leader_epoch
 
@@ -472,7 +489,7 @@ async def describe_cluster(
         )
         for node, host, port in placement.brokers
     }
-    if request.include_fenced_brokers and as_broker:
+    if request.include_fenced_brokers and as_broker and context.connection.shared is None:
         listener = context.connection.listener
         for node in await context.services.membership.fenced():
             if node.node_id not in brokers and listener in node.listeners:

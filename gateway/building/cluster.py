@@ -65,6 +65,7 @@ def build_cluster(
         broker.node_id,
         settings.roles,
         authorizer=broker.authorizer_class_name,
+        shared=[listener.name for listener in settings.listeners if listener.is_shared],
     )
     return ClusterPart(
         membership,

@@ -17,9 +17,10 @@ from gateway.config.security import listener_security
 from gateway.config.settings import Settings
 from gateway.log.catalog import Catalog
 from gateway.net.connection import ConnectionLimits
+from gateway.net.requests import Requests
 from gateway.net.server import Server, Tls
 from gateway.operate.metrics import Metrics
-from gateway.security.authenticator import ListenerSasl, Requests, Users
+from gateway.security.authenticator import ListenerSasl, Users
 from gateway.security.failures import Failures
 from gateway.security.tls import Certificates, identify_by, make_context
 from storage.types import Address

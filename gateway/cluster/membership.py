@@ -17,7 +17,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import structlog
@@ -79,12 +79,14 @@ class Membership:
         roles: Roles = BOTH,
         *,
         authorizer: str = "",
+        shared: Collection[str] = (),
     ) -> None:
         """`listeners` maps each name to the address that its clients are sent to; at least one. `node_id` is the
         only id that the node may have; None: Postgres assigns one. `authorizer` is the class name that each
-        registration stores."""
+        registration stores. `shared` are the names of listeners whose address other nodes may have, too."""
         self._store = store
         self._listeners = dict(listeners)
+        self._own = {name: address for name, address in listeners.items() if name not in shared}
         self._rack = rack
         self._ttl_ms = ttl_ms
         self._wanted_id = node_id
@@ -230,7 +232,7 @@ class Membership:
         A killed predecessor does not count: Postgres soon ends its session, so the check waits a little for that.
         """
         deadline_s = time.monotonic() + RIVAL_PATIENCE_S
-        while rivals := await self._store.rivals(self.address, self._listeners, self._wanted_id):
+        while rivals := await self._store.rivals(self.address, self._own, self._wanted_id):
             if time.monotonic() > deadline_s:
                 taken = next((node for node in rivals if node.node_id == self._wanted_id), None)
                 if taken is not None and self.address != render_address(next(iter(taken.listeners.values()))):
@@ -238,12 +240,12 @@ class Membership:
                         f"node.id {self._wanted_id} is that of the live node at {render_listeners(taken.listeners)}:"
                         " each node needs a node.id of its own"
                     )
-                mine = set(self._listeners.values())
+                mine = set(self._own.values())
                 rival, shared = rivals[0], [each for each in rivals[0].listeners.values() if each in mine]
                 address = render_address(shared[0]) if shared else self.address
                 raise StorageConflict(
                     f"node {rival.node_id} is alive and advertises {address} too: give each node its own addresses"
-                    " (see --advertise, advertised.listeners)"
+                    " (see --advertise, advertised.listeners), or name what they share in shared.listener.names"
                 )
             await asyncio.sleep(RIVAL_POLL_S)
 

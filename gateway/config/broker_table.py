@@ -93,6 +93,14 @@ _NODE = (
         update=_OF_ONE_NODE,
     ),
     _of_node("controller.listener.names", "Listeners at which the node is asked as a controller (KIP-919)."),
+    ConfigKey(
+        "inter.broker.listener.name",
+        ConfigType.STRING,
+        None,
+        "The listener to which other nodes forward requests. It is used only with shared.listener.names.",
+        update=_AT_START,
+    ),
+    _of_node("shared.listener.names", "Listeners whose advertised address stands for all nodes."),
     _of_node("process.roles", "broker: serves clients; controller: does what one node does for all. Both if unset."),
 )
 """Facts of one node; DescribeConfigs reads their values from the node itself. `gateway/config/listeners.py` reads
@@ -135,7 +143,7 @@ UNLISTED: frozenset[str] = frozenset(key.name for key in BROKER_CONFIGS.values()
     *("console.listen", "console.read.only", "console.produce", "console.plaintext.allow"),
     *("console.ssl.keystore.location", "console.schema.registry.url", "console.schema.registry.login"),
     *("console.oidc.issuer", "console.oidc.client.id", "console.oidc.client.secret", "console.oidc.redirect.uri"),
-    *("console.oidc.scopes", "console.oidc.session.ms"),
+    *("console.oidc.scopes", "console.oidc.session.ms", "shared.listener.names"),
 }
 """Settings that a list of all of a Kafka broker's settings omits: those of its own plugins, those that Kafka calls
 internal or has removed, and this gateway's own. One that was set, or is requested by name, is described like any

@@ -1,10 +1,13 @@
-"""The listeners of a node, from Kafka's `listeners`, `advertised.listeners`, `listener.security.protocol.map` and
-`controller.listener.names`.
+"""The listeners of a node, from Kafka's `listeners`, `advertised.listeners`, `listener.security.protocol.map`,
+`controller.listener.names` and `inter.broker.listener.name`, and from `shared.listener.names`.
 
 The one idea: a listener is a name with two addresses. The node binds the first. A client that connected there gets the
 second, of every node. `--listen` and `--advertise` are short for one listener called PLAINTEXT. Through a listener of
 `controller.listener.names` clients use the node as a controller (KIP-919), through any other as a broker. A node has no
 listener for a role that it does not have (`process.roles`).
+
+The advertised address of a shared listener stands for all nodes. The nodes forward what one of them must do, through
+their listener `inter.broker.listener.name`.
 
 This module opens no socket: `gateway/net/server.py` binds, and `storage/nodes.py` publishes listeners to other nodes.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.config.definition import ConfigError
 from storage.roles import BOTH, Address, Roles
@@ -21,6 +24,7 @@ from storage.roles import BOTH, Address, Roles
 WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 DEFAULT_NAME = "PLAINTEXT"
 PROTOCOL_MAP = "listener.security.protocol.map"
+INTER_BROKER = "inter.broker.listener.name"
 MAX_LISTENERS = 32
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 DEFAULT_MAP = ",".join(f"{protocol}:{protocol}" for protocol in SECURITY_PROTOCOLS)
@@ -43,6 +47,10 @@ class Listener:
     """Address to which clients of this listener connect. Port 0 stands for the port that was bound."""
     is_controller: bool = False
     """True if clients of this listener use the node as a controller."""
+    is_shared: bool = False
+    """True if the advertised address stands for all nodes."""
+    is_inter_broker: bool = False
+    """True if other nodes forward requests to this listener."""
 
 
 def render_address(address: Address) -> str:
@@ -131,6 +139,38 @@ def parse_listeners(
             raise ConfigError(PROTOCOL_MAP, protocol_map, f"no security protocol for {name}")
         made.append(Listener(name, protocol, bind, (host, port), name in of_controllers))
     return sorted(made, key=lambda listener: listener.is_controller)
+
+
+def share_listeners(
+    listeners: Iterable[Listener], shared: str | None, inter_broker: str | None, roles: Roles, node_id: int | None
+) -> list[Listener]:
+    """Mark the listeners that `shared.listener.names` and `inter.broker.listener.name` name. Shared ones come behind
+    the brokers' other listeners, because the address of the first listener is the node's name. Raise ConfigError.
+
+    Without a shared listener no node forwards requests, and any name of an inter-broker listener is accepted.
+    """
+    setting, found = "shared.listener.names", {listener.name: listener for listener in listeners}
+    names = frozenset(name for part in (shared or "").split(",") if (name := part.strip().upper()))
+    if not names or not roles.is_broker:
+        return list(found.values())
+    for name in sorted(names):
+        if name not in found:
+            raise ConfigError(setting, shared, f"there is no listener {name}")
+        if found[name].is_controller:
+            raise ConfigError(setting, shared, f"{name} is a listener of controllers")
+    between, private = (inter_broker or "").strip().upper(), INTER_BROKER
+    if not between:
+        raise ConfigError(setting, shared, f"nodes need a listener to forward requests to: set {private}")
+    if between not in found or found[between].is_controller:
+        raise ConfigError(private, inter_broker, f"brokers have no listener {between}")
+    if between in names:
+        raise ConfigError(private, inter_broker, f"{setting} has {between}: its address must belong to one node")
+    if node_id == 0:
+        raise ConfigError("node.id", "0", f"at a listener of {setting} id 0 stands for all nodes")
+    marked = [
+        replace(each, is_shared=each.name in names, is_inter_broker=each.name == between) for each in found.values()
+    ]
+    return sorted(marked, key=lambda listener: (listener.is_controller, listener.is_shared))
 
 
 def _controllers(text: str | None, bound: Mapping[str, Address], roles: Roles) -> frozenset[str]:

@@ -26,12 +26,15 @@ from gateway.config.definition import HIDDEN, ConfigError, ConfigType
 from gateway.config.errors import ConfigurationError
 from gateway.config.listeners import (
     DEFAULT_NAME,
+    INTER_BROKER,
+    PROTOCOL_MAP,
     WILDCARDS,
     Listener,
     parse_address,
     parse_listeners,
     parse_roles,
     render_address,
+    share_listeners,
 )
 from gateway.config.log_options import LOG_LEVELS, LogFormat
 from gateway.config.secret_files import SUFFIX, SecretFileError, SecretFiles, read_secret, read_secret_files
@@ -439,7 +442,7 @@ def load(
     advertise = cast("Address | None", parsed.pop("advertise"))
     options = {value.name: value for value in values}
     roles = _load_roles(given)
-    listeners = _load_listeners(listen, advertise, options, given, roles, warnings)
+    listeners = _load_listeners(listen, advertise, options, given, roles, broker.node_id, warnings)
     _check_security(listeners, broker, given)
     _check_audit_log(parsed, options)
     # If the options `listen` and `advertise` apply, show the address that they yield.
@@ -502,6 +505,7 @@ def _load_listeners(
     options: Mapping[str, Value],
     broker: Mapping[str, Value],
     roles: Roles,
+    node_id: int | None,
     warnings: list[str],
 ) -> tuple[Listener, ...]:
     """Return the listeners from Kafka's names if these are given, else from their short forms."""
@@ -515,16 +519,20 @@ def _load_listeners(
                 option.name, option.text or "", option.origin, "there are several listeners: set advertised.listeners"
             )
         told_text = f"{bound_text.partition('://')[0]}://{render_address(advertise)}"
-    protocol_map, controllers = (broker.get(n) for n in ("listener.security.protocol.map", "controller.listener.names"))
+
+    def text_of(name: str) -> str | None:
+        return broker[name].text if name in broker else None
+
     try:
         listeners = parse_listeners(
             bound_text,
             told_text,
-            None if protocol_map is None else protocol_map.text,
+            text_of(PROTOCOL_MAP),
             socket.gethostname(),
-            None if controllers is None else controllers.text,
+            text_of("controller.listener.names"),
             roles,
         )
+        listeners = share_listeners(listeners, text_of("shared.listener.names"), text_of(INTER_BROKER), roles, node_id)
     except ConfigError as error:
         raise _as_given(error, broker) from error
     # An image sets the short settings for all its users. So they may repeat the values of Kafka's settings.
@@ -545,7 +553,13 @@ def _load_listeners(
 def _check_security(listeners: Iterable[Listener], broker: BrokerConfig, given: Mapping[str, Value]) -> None:
     for listener in listeners:
         try:
-            listener_security(listener, broker)
+            tls = listener_security(listener, broker).tls
+            if listener.is_inter_broker and tls is not None and tls.trusted is None and tls.trusted_file is None:
+                raise ConfigError(
+                    "ssl.truststore.location",
+                    None,
+                    f"nodes call each other at {listener.name}: give the authority of their certificates",
+                )
         except ConfigError as error:
             origin = given[error.name].origin if error.name in given else "default"
             raise ConfigurationError(error.name, error.value or "", origin, error.reason) from error

@@ -124,6 +124,8 @@ class Connection(asyncio.BufferedProtocol):
         self.info = ConnectionInfo(
             connection_id=secrets.token_hex(12), client_host="", listener=listener, holdings=holdings
         )
+        self.address = ""
+        """The peer's host. It stays that of a node that forwards the requests of a client."""
         self.last_active = loop.time()
         self._requests: RequestHandler = requests if guard is None else guard
         self._observer = observer
@@ -176,11 +178,6 @@ class Connection(asyncio.BufferedProtocol):
     def is_reading(self) -> bool:
         """True if the connection currently accepts bytes from its peer."""
         return self._reading
-
-    @property
-    def address(self) -> str:
-        """The peer's host."""
-        return self.info.client_host
 
     def is_idle(self, now: float) -> bool:
         """Return True if no request is in work, and no byte was received and no answer given for `max_idle_ms`. Also
@@ -247,7 +244,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         peer: tuple[object, ...] | None = transport.get_extra_info("peername")
-        self.info.client_host = f"/{peer[0]}" if peer else "/unknown"
+        self.address = self.info.client_host = f"/{peer[0]}" if peer else "/unknown"
         raw_socket: socket.socket | None = transport.get_extra_info("socket")
         if raw_socket is not None and raw_socket.family in (socket.AF_INET, socket.AF_INET6):
             with suppress(OSError):
@@ -270,13 +267,13 @@ class Connection(asyncio.BufferedProtocol):
         """Keep the connection half-open until its answers are written, because a peer that has finished sending may
         still wait for them. With a parked request the peer counts as gone, as a killed consumer's is."""
         self._stopped_reading = True
-        self.info.peer_gone = True
+        self.info.lose_peer()
         return bool(self._slots) and not any(slot.admission.order is Order.PARKED for slot in self._slots)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._stopped_reading = True
-        self.info.peer_gone = True
+        self.info.lose_peer()
         self._write_paused = False
         self._holdings.forget(self)
         self._count_unsent()

@@ -8,6 +8,7 @@ protocol: `RequestContext[HasGroups]`. `gateway/building/services.py` has them a
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Flag
 from typing import Generic, NamedTuple, TypeVar
@@ -17,6 +18,7 @@ from gateway.net.holdings import UNBOUNDED, Holdings
 from gateway.net.places import NO_PLACE, Line, Place
 from protocol.api_keys import ApiKey
 from protocol.messages.api_versions import ApiVersion
+from storage.types import Address, Node, NodeId
 
 S_co = TypeVar("S_co", covariant=True)
 """The services that a handler needs, as a protocol."""
@@ -47,6 +49,9 @@ class Principal:
 
 ANONYMOUS = Principal("ANONYMOUS")
 
+SHARED_NODE = NodeId(0)
+"""Id of the only broker that clients of a shared listener see. No node has this id."""
+
 
 _connections = itertools.count(1)
 
@@ -63,6 +68,8 @@ class ConnectionInfo:
     listener: str = DEFAULT_NAME
     """Name of the listener that accepted the connection. Answers contain the addresses of the listeners of that
     name."""
+    shared: Address | None = None
+    """The address that stands for all nodes, if the listener is shared. Answers then name one broker, `SHARED_NODE`."""
     principal: Principal = ANONYMOUS
     holdings: Holdings = field(default=UNBOUNDED, repr=False)
     """The node's count of held bytes. If the answer of a handler may be large, the handler checks here how much memory
@@ -76,8 +83,27 @@ class ConnectionInfo:
     client_software_version: str = ""
     peer_gone: bool = False
     """True once the peer has closed the connection, at least in its direction. The connection writes it."""
+    when_gone: Callable[[], None] | None = field(default=None, repr=False)
+    """Called once when the peer has gone."""
+    challenge: bytes = field(default=b"", repr=False)
+    """Nonces that a peer must authenticate to prove that it is a node (`node_proof.py`). Empty if no proof is under
+    way."""
     number: int = field(default_factory=lambda: next(_connections))
     """Rises with every connection that this node accepts: of two of one client, the higher is the newer."""
+
+    def lose_peer(self) -> None:
+        """Note that the peer has gone."""
+        self.peer_gone = True
+        when_gone, self.when_gone = self.when_gone, None
+        if when_gone is not None:
+            when_gone()
+
+    def seen(self, node: Node) -> Node | None:
+        """Return the node as the client of this connection sees it: with the address at its listener. Return None if
+        the node has no such listener, so that the client cannot reach it."""
+        if self.shared is not None:
+            return Node(SHARED_NODE, {self.listener: self.shared})
+        return node if self.listener in node.listeners else None
 
 
 class RequestContext(NamedTuple, Generic[S_co]):

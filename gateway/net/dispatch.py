@@ -310,7 +310,9 @@ class Dispatch(Generic[S_contra]):
             chunks: Sequence[Buffer] = ()
             if route.always_answers or route.awaits_answer(request):
                 if throttle_ms or outweighs(response, AT_ONCE_ELEMENTS):
-                    chunks = await _encode(api_key, version, header.correlation_id, response, holdings, throttle_ms)
+                    chunks = await encode_answer(
+                        api_key, version, header.correlation_id, response, holdings, throttle_ms
+                    )
                 else:
                     # This is the usual case, and it needs no coroutine.
                     body = encode_response(response, version)
@@ -393,7 +395,7 @@ class Dispatch(Generic[S_contra]):
         else:
             response = refuse(request, header.api_version, code, message)
         try:
-            return await _encode(
+            return await encode_answer(
                 route.api_key, header.api_version, header.correlation_id, response, holdings, throttle_ms
             )
         except KafkaError as error:
@@ -407,7 +409,7 @@ class Dispatch(Generic[S_contra]):
         if route.api_key is ApiKey.API_VERSIONS:
             self._metrics.unsupported_versions.labels(route.api_name).inc()
             versions = ApiVersionsResponse(error_code=code, api_keys=self._served)
-            return await _encode(route.api_key, 0, header.correlation_id, versions, UNBOUNDED)
+            return await encode_answer(route.api_key, 0, header.correlation_id, versions, UNBOUNDED)
         line = route.line
         nearest = min(max(header.api_version, line.min_version), line.max_version)
         response = top_level_refusal(route.api_key, nearest, code)
@@ -415,7 +417,7 @@ class Dispatch(Generic[S_contra]):
             raise UnanswerableError("unsupported_version", reason)
         self._metrics.unsupported_versions.labels(route.api_name).inc()
         logger.warning("request of a version that is not served", request=reason, client_id=header.client_id)
-        return await _encode(route.api_key, nearest, header.correlation_id, response, UNBOUNDED)
+        return await encode_answer(route.api_key, nearest, header.correlation_id, response, UNBOUNDED)
 
 
 async def _report(
@@ -466,9 +468,10 @@ def _mute(connection: ConnectionInfo, throttle_ms: int) -> int:
     return throttle_ms
 
 
-async def _encode(
+async def encode_answer(
     api_key: ApiKey, version: int, correlation_id: int, response: object, holdings: Holdings, throttle_ms: int = 0
 ) -> Sequence[Buffer]:
+    """Return an answer with its size. Raise KafkaError for an answer that is too large."""
     if throttle_ms > 0 and hasattr(response, "throttle_time_ms"):
         # Every response that has this field is a dataclass like this one.
         response = dataclasses.replace(cast(ApiVersionsResponse, response), throttle_time_ms=throttle_ms)

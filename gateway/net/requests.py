@@ -14,7 +14,7 @@ from typing import Protocol
 
 from gateway.net.context import ConnectionInfo
 from protocol.buffer import Buffer
-from protocol.errors import ProtocolError
+from protocol.errors import ErrorCode, ProtocolError
 from protocol.framing import Frame
 
 
@@ -72,6 +72,15 @@ class RequestHandler(Protocol):
         """Handle a request; called in order of arrival. The result, run, returns the answer as chunks, length prefix
         included; none if the request has no answer (Produce with acks=0). ProtocolError closes the connection; no
         other exception is raised."""
+        ...
+
+
+class Requests(RequestHandler, Protocol):
+    """Handler of the requests of authenticated clients."""
+
+    async def refuse(self, frame: Frame, code: ErrorCode, message: str | None) -> Sequence[Buffer]:
+        """Return the answer that refuses a request without handling it. Raise ProtocolError if the request has no
+        such answer."""
         ...
 
 

@@ -26,6 +26,7 @@ from gateway.net.tls_connection import Identify, TlsConnection
 from gateway.net.tls_listener import TlsListener, bind_sockets
 from gateway.operate.metrics import Metrics
 from protocol.framing import SCRATCH_BYTES
+from storage.types import Address
 
 logger = structlog.stdlib.get_logger(__name__)
 
@@ -77,6 +78,7 @@ class Server:
         self._own_requests: Mapping[str, RequestHandler] = {}
         self._tls: dict[str, Tls] = {}
         self._guards: Mapping[str, Callable[[], Guard]] = {}
+        self._shared: Mapping[str, Address] = {}
         self._connection_closed: ConnectionClosed | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._ended = asyncio.Event()
@@ -123,16 +125,19 @@ class Server:
         guards: Mapping[str, Callable[[], Guard]] | None = None,
         own_requests: Mapping[str, RequestHandler] | None = None,
         most_from: ConnectionLimit = lambda _address: sys.maxsize,
+        shared: Mapping[str, Address] | None = None,
     ) -> None:
         """Accept connections from here on. Call `connection_closed` for each that ends before the drain, with its
         id, and True if its peer is to blame. `guards` make, by listener, the guard before a connection's requests.
-        `own_requests`: handlers of the listeners that `requests` does not serve."""
+        `own_requests`: handlers of the listeners that `requests` does not serve. `shared`: the advertised addresses of
+        shared listeners."""
         assert self._listeners, "bind comes first"
         self._requests, self._connection_closed = requests, connection_closed
         self._own_requests = own_requests or {}
         self._connection_wait = connection_wait
         self._most_from = most_from
         self._guards = guards or {}
+        self._shared = shared or {}
         for bound in self._listeners.values():
             await bound.start_serving()
         self._sweep()
@@ -145,9 +150,11 @@ class Server:
         requests = self._own_requests.get(listener, self._requests)
         given = (requests, self, self._limits, self._holdings, self._scratch, loop, listener, guard)
         if tls is None:
-            return Connection(*given)
-        connection = TlsConnection(*given)
-        connection.identify = tls.identify
+            connection = Connection(*given)
+        else:
+            connection = TlsConnection(*given)
+            connection.identify = tls.identify
+        connection.info.shared = self._shared.get(listener)
         return connection
 
     @property
@@ -245,7 +252,7 @@ class Server:
             self._refused_since_log += 1
             self._metrics.protocol_errors.labels("max_connections").inc()
             return 0.0
-        address = connection.info.client_host.removeprefix("/")
+        address = connection.address.removeprefix("/")
         if self._from[address] >= self._most_from(address):
             self._metrics.protocol_errors.labels("max_connections_per_ip").inc()
             return 0.0
@@ -292,7 +299,7 @@ class Server:
     def connection_ended(self, connection: Connection, *, by_peer: bool) -> None:
         if connection in self._connections:
             self._connections.remove(connection)
-            address = connection.info.client_host.removeprefix("/")
+            address = connection.address.removeprefix("/")
             self._from[address] -= 1
             if not self._from[address]:
                 del self._from[address]

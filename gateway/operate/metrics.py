@@ -177,6 +177,13 @@ class Metrics:
         self.connections_opened = self._counter("connections_opened", "Client connections accepted.")
         self.idle_closed = self._counter("connections_idle_closed", "Connections closed for being idle.")
         self.held_bytes = self._gauge("held_bytes", "Bytes of requests in work and of answers not yet read.")
+        self.upstreams = self._gauge("forwarding_connections", "Connections to other nodes that carry requests.")
+        self.forwarded_requests = self._counter(
+            "forwarded_requests", "Requests that another node had to answer.", "api"
+        )
+        self.forwarding_failed = self._counter(
+            "forwarding_failed", "Forwarded requests that were refused because the node did not respond.", "api"
+        )
         self.protocol_errors = self._counter("protocol_errors", "Connections closed or refused by reason.", "reason")
         self.unsupported_versions = self._counter(
             "unsupported_versions", "Requests answered with UNSUPPORTED_VERSION.", "api"

@@ -79,7 +79,12 @@ def plan(configuration: Configuration) -> list[Worker]:
     taken: set[Address] = set()
     for number in range(settings.workers):
         bound = {listener.name: _shifted(listener.bind, number, settings) for listener in settings.listeners}
-        told = {listener.name: _shifted(listener.advertised, number, settings) for listener in settings.listeners}
+        told = {
+            listener.name: listener.advertised
+            if listener.is_shared
+            else _shifted(listener.advertised, number, settings)
+            for listener in settings.listeners
+        }
         metrics = None if settings.metrics_listen is None else _shifted(settings.metrics_listen, number, settings)
         binds = (*bound.values(), *([metrics] if metrics else ()))
         for address in binds:

@@ -21,7 +21,7 @@ from typing import Protocol
 from gateway.config.mechanisms import OAUTHBEARER, PLAIN
 from gateway.config.security import SaslSettings
 from gateway.net.context import ConnectionInfo, Principal
-from gateway.net.requests import Admission, LastAnswerError, RequestHandler, UnanswerableError
+from gateway.net.requests import Admission, LastAnswerError, Requests, UnanswerableError
 from gateway.security.delegation import DelegationTokens
 from gateway.security.failures import Failures
 from gateway.security.jwks import KeysUnavailableError, Tokens
@@ -78,12 +78,6 @@ class Counts(Protocol):
     def authenticated(self, listener: str, mechanism: str, *, again: bool, ok: bool) -> None: ...
 
     def session_expired(self, listener: str) -> None: ...
-
-
-class Requests(RequestHandler, Protocol):
-    """Handler of the requests of authenticated clients."""
-
-    async def refuse(self, frame: Frame, code: ErrorCode, message: str | None) -> Sequence[Buffer]: ...
 
 
 class Users:

@@ -135,6 +135,22 @@ def make_context(settings: TlsSettings, failed: Failed) -> ListenerContext:
     return context
 
 
+def make_client_context(settings: TlsSettings) -> ssl.SSLContext:
+    """Make the context by which this node calls other nodes at the same listener. The nodes present the listener's
+    certificates to each other, and check each other's by its truststore. Raise ConfigError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if settings.trusted_file is not None:
+            context.load_verify_locations(cafile=settings.trusted_file)
+        else:
+            context.load_verify_locations(cadata=_pem(settings.trusted or ""))
+        with _key_file(settings) as path:
+            context.load_cert_chain(path, password=lambda: settings.key_password or "")
+    except (OSError, ssl.SSLError, TypeError, ValueError) as error:
+        raise ConfigError("ssl.truststore.location", settings.trusted_file, _why(error, "no certificates")) from error
+    return context
+
+
 @dataclass(slots=True)
 class _Served:
     """A TLS listener, the context with which its connections are made, and the settings in force."""
@@ -149,10 +165,22 @@ class Certificates:
 
     def __init__(self) -> None:
         self._served: list[_Served] = []
+        self._client: tuple[ListenerContext, ssl.SSLContext] | None = None
 
     def add(self, listener: Listener, context: ListenerContext, settings: TlsSettings) -> None:
         """Add a context with which the listener's connections are made."""
         self._served.append(_Served(listener, context, settings))
+
+    def between_nodes(self) -> ssl.SSLContext | None:
+        """Return the context by which this node calls others with the certificates in use. Return None if nodes call
+        each other without TLS. Raise ConfigError."""
+        for each in self._served:
+            if each.listener.is_inter_broker:
+                current = each.context.successor or each.context
+                if self._client is None or self._client[0] is not current:
+                    self._client = current, make_client_context(each.settings)
+                return self._client[1]
+        return None
 
     @property
     def files(self) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
@@ -163,7 +163,15 @@ async def start_of(partition: Partition, settings: ShareSettings, context: Reque
 class Reader:
     """The reader of one request."""
 
-    def __init__(self, context: RequestContext[ReaderServices], session: ShareSession, settings: ShareSettings) -> None:
+    def __init__(
+        self,
+        context: RequestContext[ReaderServices],
+        session: ShareSession,
+        settings: ShareSettings,
+        serves: Callable[[Partition], bool],
+    ) -> None:
+        """`serves` returns whether this node serves a partition to the session."""
+        self._serves = serves
         self._context = context
         self._session = session
         self._settings = settings
@@ -215,12 +223,12 @@ class Reader:
             moved |= await self._take_cold(cold, want)
         return moved
 
-    def _leads(self, part: Part) -> bool:
+    def _is_served(self, part: Part) -> bool:
         partition = as_it_is(part, self._context)
-        return partition is not None and self._context.services.membership.leads(partition)
+        return partition is not None and self._serves(partition)
 
     def _is_missing(self, part: Part) -> bool:
-        return self._leads(part) and not self._partitions.holds(self.key(part))
+        return self._is_served(part) and not self._partitions.holds(self.key(part))
 
     async def _load_some(self, parts: Sequence[Part]) -> KafkaError | None:
         """Load those of the first few parts that are not in memory. Return an error that concerns all parts, if there
@@ -242,7 +250,7 @@ class Reader:
     ) -> tuple[SharePartition, TailRead | None] | None:
         """Return the share partition and the tail's batches from its position on. The batches are None if the tail does
         not know them. Return None if no records may be acquired. Raise KafkaError."""
-        if not self._leads(part):
+        if not self._is_served(part):
             # The leader has changed since the request came, and the new leader gives these records to other members.
             self._partitions.drop([self.key(part)])
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "another node leads the partition")

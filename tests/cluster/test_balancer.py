@@ -2,54 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import itertools
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
 
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
 from tests.closing import close
+from tests.cluster.balancer import Balancer
 from tests.conftest import gateways
 from tests.gateway_process import free_ports
 from tests.postgres import Databases, LoopThread
 from tests.steps.waiting import wait_for
 
-READ_BYTES = 64 * 1024
 TOPIC, GROUP, PARTITIONS, RECORDS = "balanced", "readers", 6, 300
 READ_SECONDS = 90.0
-
-
-class Balancer:
-    """Listens on ports of localhost, and forwards each connection to the port's next target that accepts it."""
-
-    def __init__(self, loop: LoopThread, routes: Mapping[int, Sequence[int]]) -> None:
-        self.accepted: Counter[int] = Counter()
-        """Number of connections by port."""
-        self._turns = {port: itertools.cycle(targets) for port, targets in routes.items()}
-        self._tries = {port: len(targets) for port, targets in routes.items()}
-        for port in routes:
-            loop.run(asyncio.start_server(self._serve, "127.0.0.1", port))
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        port: int = writer.get_extra_info("sockname")[1]
-        self.accepted[port] += 1
-        with contextlib.closing(writer):
-            for _ in range(self._tries[port]):
-                with contextlib.suppress(OSError):
-                    upstream = await asyncio.open_connection("127.0.0.1", next(self._turns[port]))
-                    await asyncio.gather(_pump(reader, upstream[1]), _pump(upstream[0], writer))
-                    return
-
-
-async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError), contextlib.closing(sink):
-        while data := await source.read(READ_BYTES):
-            sink.write(data)
-            await sink.drain()
 
 
 def test_clients_use_one_address_with_a_port_per_node(postgres: Databases, database_url: str) -> None:

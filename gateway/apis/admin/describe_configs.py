@@ -33,10 +33,10 @@ from gateway.config.broker_table import (
 from gateway.config.definition import ConfigKey, ConfigSource, ConfigType, Update, render
 from gateway.config.group import GROUP_CONFIGS, group_value
 from gateway.config.java_order import in_java_order
-from gateway.config.listeners import PROTOCOL_MAP, render_listeners, render_roles
+from gateway.config.listeners import INTER_BROKER, PROTOCOL_MAP, render_listeners, render_roles
 from gateway.config.topic import TOPIC_CONFIGS, effective_text, topic_layers
 from gateway.config.without_effect import WITHOUT_EFFECT
-from gateway.net.context import RequestContext
+from gateway.net.context import SHARED_NODE, RequestContext
 from gateway.net.pieces import first_of_each, in_pieces
 from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode, KafkaError
@@ -78,7 +78,7 @@ async def describe_configs(
     async for resource in in_pieces(await first_of_each(request.resources)):
         try:
             require_on_resource(context, AclOperation.DESCRIBE_CONFIGS, resource.resource_type, resource.resource_name)
-            configs = _describe(resource, request, services, broker, inherited)
+            configs = _describe(resource, request, context, broker, inherited)
             code, message = ErrorCode.NONE, None
         except KafkaError as error:
             configs = ()
@@ -98,10 +98,11 @@ async def describe_configs(
 def _describe(
     resource: DescribeConfigsResource,
     request: DescribeConfigsRequest,
-    services: DescribeConfigsServices,
+    context: RequestContext[DescribeConfigsServices],
     broker: BrokerConfig,
     inherited: Inherited,
 ) -> Iterable[DescribeConfigsResourceResult]:
+    services = context.services
     match resource.resource_type:
         case ResourceType.TOPIC:
             topic = find_topic(resource.resource_name, services)
@@ -111,7 +112,7 @@ def _describe(
                 if not key.internal or key.name in topic.configs
             ]
         case ResourceType.BROKER:
-            entries = _describe_broker(resource, request, services)
+            entries = _describe_broker(resource, request, context)
         case ResourceType.BROKER_LOGGER:
             entries = describe_loggers(resource, services.membership.node_id)
         case ResourceType.GROUP:
@@ -174,19 +175,23 @@ def _group_entry(
 
 
 def _describe_broker(
-    resource: DescribeConfigsResource, request: DescribeConfigsRequest, services: DescribeConfigsServices
+    resource: DescribeConfigsResource,
+    request: DescribeConfigsRequest,
+    context: RequestContext[DescribeConfigsServices],
 ) -> list[DescribeConfigsResourceResult]:
+    """Describe this node, or the settings of all brokers. At a shared listener this node stands for all nodes."""
+    services = context.services
+    here = services.membership.node_id if context.connection.shared is None else SHARED_NODE
     broker = services.catalog.broker
     keys = _chosen({**BROKER_CONFIGS, **_of_listeners(broker)}, resource)
     others: list[DescribeConfigsResourceResult] = []
     if resource.resource_name == ALL_BROKERS:
         keys = [key for key in (*keys, *_chosen(WITHOUT_EFFECT, resource)) if key.name in {*broker.dynamic, MIN_INSYNC}]
         broker = parse_broker_configs(broker.static, broker.dynamic)
-    elif read_broker_id(resource.resource_name, "Broker") != services.membership.node_id:
+    elif read_broker_id(resource.resource_name, "Broker") != here:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
-            f"Unexpected broker id, expected {services.membership.node_id} or empty string, but received"
-            f" {resource.resource_name}",
+            f"Unexpected broker id, expected {here} or empty string, but received {resource.resource_name}",
         )
     else:
         if not resource.configuration_keys:
@@ -295,6 +300,8 @@ def _node_facts(services: ChecksFeatures) -> dict[str, str | None]:
             PROTOCOL_MAP, ",".join(f"{listener.name}:{listener.security_protocol}" for listener in listeners)
         ),
         "controller.listener.names": ",".join(listener.name for listener in listeners if listener.is_controller),
+        INTER_BROKER: services.settings.broker.static.get(INTER_BROKER),
+        "shared.listener.names": ",".join(listener.name for listener in listeners if listener.is_shared),
         "process.roles": render_roles(services.settings.roles),
     }
 

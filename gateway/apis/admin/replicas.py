@@ -200,7 +200,7 @@ async def alter_partition_reassignments(
                 )
                 if target.replicas is None:
                     raise KafkaError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress.")
-                leader = placement.leader(partition)
+                leader = services.membership.leaders.leader(partition)
                 factor = requested_replication_factor(known.configs, services.catalog.broker)
                 current = placement.replicas(partition, leader, factor)
                 if not request.allow_replication_factor_change and len(target.replicas) != len(current):

@@ -8,12 +8,12 @@ coordinator knows it. Records that a stranger acquires become available to all a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 from uuid import UUID
 
 from gateway.apis.admin.features import SHARE, ChecksFeatures, require_protocol
-from gateway.apis.metadata import Placement
+from gateway.apis.metadata import Placement, leaders_seen
 from gateway.apis.partition_lookup import resolve_topics
 from gateway.apis.services import FindsTopics, HasGroups, HasMembership, HasMetrics, HasShareSessions
 from gateway.coordinator.facts import MemberId
@@ -33,6 +33,7 @@ from protocol.messages.share_acknowledge import ShareAcknowledgeRequest, ShareAc
 from protocol.messages.share_fetch import ShareFetchRequest, ShareFetchResponse
 from storage.errors import StorageError
 from storage.share import ShareKey
+from storage.types import Partition
 
 RECORD_LIMIT = 1
 """ShareAcquireMode: never more records than requested (KIP-1206)."""
@@ -126,13 +127,23 @@ def _end(session: ShareSession, context: RequestContext[ShareFetchServices]) -> 
     context.services.share.release(session.member_id, session.acquired_in)
 
 
+def _serves(group_id: str, context: RequestContext[ShareFetchServices]) -> Callable[[Partition], bool]:
+    """Return a function that says whether this node serves a partition to the group: as the partition's leader, or to
+    a client of a shared listener as the group's coordinator. Such a client sends the requests of its session to one
+    node."""
+    services = context.services
+    if context.connection.shared is None:
+        return lambda partition: services.membership.leads(partition)
+    return lambda _partition: services.groups.lease_for(group_id) is not None
+
+
 async def _parts(
     group_id: str, named: Iterable[tuple[UUID, int]], context: RequestContext[ShareFetchServices]
 ) -> list[Part]:
     """Return the parts of the request. Each has its partition, or the error code that says why this node does not serve
     the partition.
     """
-    services = context.services
+    services, serves = context.services, _serves(group_id, context)
     parts = [Part(topic_id, index) async for topic_id, index in in_pieces(named)]
     missing = await resolve_topics((("", part.topic_id) for part in parts), context, by_id=True)
     async for part in in_pieces(parts):
@@ -145,8 +156,8 @@ async def _parts(
             part.error = part.acknowledge_error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         else:
             part.partition = topic.partitions[part.index]
-            if not services.membership.leads(part.partition):
-                # The partition's present leader changes the state that this node remembers.
+            if not serves(part.partition):
+                # The node that serves the partition now changes the state that this node remembers.
                 services.share.drop([ShareKey(group_id, part.topic_id, part.index)])
                 part.error = part.acknowledge_error = ErrorCode.NOT_LEADER_OR_FOLLOWER
     return parts
@@ -156,7 +167,10 @@ async def _verify(session: ShareSession, parts: Iterable[Part], context: Request
     """Check remembered state again. Since this node last checked, another node may have led a partition, or the
     partition may have been reset or deleted. If nodes have come or gone, check the whole session.
     """
-    session.led_by(context.services.membership.leaders, context.services.catalog.assigned)
+    leaders: object = context.services.membership.leaders
+    if context.connection.shared is not None:
+        leaders = context.services.groups.lease_for(session.group_id)
+    session.led_by(leaders, context.services.catalog.assigned)
     begun = dict(session.unverified)
     if not begun:
         return
@@ -190,7 +204,7 @@ class _Fetch:
         self._context = context
         settings = context.services.groups.settings
         self._settings = settings.share_for(session.group_id)
-        self._reader = Reader(context, session, self._settings)
+        self._reader = Reader(context, session, self._settings, _serves(session.group_id, context))
 
     async def acknowledge(self, given: Mapping[tuple[UUID, int], Batches], *, renews: bool) -> None:
         """Acknowledge in all partitions first, so that their states are stored together."""
@@ -340,7 +354,7 @@ def _leader(part: Part, context: RequestContext[ShareFetchServices]) -> fetching
     partition = as_it_is(part, context)
     if partition is None or not _is_led_elsewhere(part):
         return fetching.LeaderIdAndEpoch(leader_id=-1, leader_epoch=-1)
-    leader = context.services.membership.leaders.leader(partition)
+    leader = leaders_seen(context).leader(partition)
     return fetching.LeaderIdAndEpoch(leader_id=leader, leader_epoch=partition.leader_epoch)
 
 

@@ -17,7 +17,7 @@ from uuid import UUID
 from gateway.apis.coordinator_topics import HasInternalTopics, InternalTopicsServices
 from gateway.apis.services import HasMembership, HasTransactions
 from gateway.log.topic_names import CONSUMER_OFFSETS, TRANSACTION_STATE
-from gateway.net.context import RequestContext
+from gateway.net.context import ConnectionInfo, RequestContext
 from gateway.net.pieces import PIECE, in_pieces
 from gateway.net.refusals import DerivedRefusal
 from gateway.security.authorizer import HasAuthorizer, may, refusal_of
@@ -52,8 +52,8 @@ async def find_coordinator(
     for start in range(0, len(keys), PIECE):
         some = keys[start : start + PIECE]
         found = await _find_allowed(some, request.key_type, context)
-        listener = context.connection.listener
-        coordinators += (_coordinator(key, node, listener) for key, node in zip(some, found, strict=True))
+        connection = context.connection
+        coordinators += (_coordinator(key, node, connection) for key, node in zip(some, found, strict=True))
         if start:
             await asyncio.sleep(0)
     if context.version >= FIRST_VERSION_WITH_KEYS:
@@ -135,12 +135,14 @@ def _share_partition(key: str) -> tuple[UUID, int] | None:
     return UUID(bytes=urlsafe_b64decode(f"{encoded}==")), int(index)
 
 
-def _coordinator(key: str, found: Node | KafkaError, listener: str) -> Coordinator:
-    """Return the coordinator at its address for `listener`. A node without that listener cannot be reached (as
-    upstream)."""
-    if isinstance(found, Node) and listener not in found.listeners:
-        found = KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"node {found.node_id} has no listener {listener}")
-    if isinstance(found, KafkaError):
-        return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=found.code, error_message=found.message)
-    host, port = found.listeners[listener]
-    return Coordinator(key=key, node_id=found.node_id, host=host, port=port)
+def _coordinator(key: str, found: Node | KafkaError, connection: ConnectionInfo) -> Coordinator:
+    """Return the coordinator at its address for the client's listener. A node without that listener cannot be reached
+    (as upstream)."""
+    node = found if isinstance(found, KafkaError) else connection.seen(found)
+    if node is None:
+        why = "the coordinator has no listener of this name"
+        node = KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{connection.listener}: {why}")
+    if isinstance(node, KafkaError):
+        return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=node.code, error_message=node.message)
+    host, port = node.listeners[connection.listener]
+    return Coordinator(key=key, node_id=node.node_id, host=host, port=port)

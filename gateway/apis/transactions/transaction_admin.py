@@ -70,7 +70,8 @@ class TransactionAdminServices(FindsTopics, HasTransactions, Protocol): ...
 async def list_transactions(
     request: ListTransactionsRequest, context: RequestContext[TransactionAdminServices]
 ) -> ListTransactionsResponse:
-    """List the transactions that this node coordinates: admin clients ask every node and merge.
+    """List the transactions that this node coordinates: admin clients ask every node and merge. Clients of a shared
+    listener ask one node, which lists all.
 
     A filter by duration also lists transactions that are over, and producers that have begun none. Upstream does the
     same (TransactionStateManager.listTransactionStates), because their start time is −1.
@@ -78,7 +79,7 @@ async def list_transactions(
     states = dict.fromkeys(request.state_filters)
     producer_ids = frozenset(request.producer_id_filters)
     pattern = _pattern(request.transactional_id_pattern)
-    transactions = context.services.transactions
+    transactions, lists_all = context.services.transactions, context.connection.shared is not None
     found = [
         listed.TransactionState(
             transactional_id=producer.transactional_id,
@@ -90,7 +91,7 @@ async def list_transactions(
         and (not producer_ids or producer.producer_id in producer_ids)
         and (request.duration_filter < 0 or producer.begun_ms is None or producer.begun_ms > request.duration_filter)
         and (pattern is None or pattern.fullmatch(producer.transactional_id))
-        and transactions.coordinates(producer.transactional_id)
+        and (lists_all or transactions.coordinates(producer.transactional_id))
         and may(context, AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, producer.transactional_id, told=False)
     ]
     return ListTransactionsResponse(
