@@ -69,4 +69,5 @@ def _is_misrouted(request: ApiVersionsRequest, context: RequestContext[ApiVersio
     if context.version < FIRST_VERSION_WITH_NODE or request.cluster_id is None or context.role is not Role.BROKER:
         return False
     services = context.services
-    return (request.cluster_id, request.node_id) != (services.cluster_id, services.membership.node_id)
+    here = context.connection.seen_id(services.membership.node_id)
+    return (request.cluster_id, request.node_id) != (services.cluster_id, here)

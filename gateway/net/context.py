@@ -98,6 +98,10 @@ class ConnectionInfo:
         if when_gone is not None:
             when_gone()
 
+    def seen_id(self, node_id: NodeId) -> NodeId:
+        """Return the id by which the client knows this node."""
+        return node_id if self.shared is None else SHARED_NODE
+
     def seen(self, node: Node) -> Node | None:
         """Return the node as the client of this connection sees it: with the address at its listener. Return None if
         the node has no such listener, so that the client cannot reach it."""

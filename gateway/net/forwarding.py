@@ -96,7 +96,12 @@ class Forwarder:
         self._upstreams: set[Upstream] = set()
         self._of_connection: dict[str, dict[NodeId, Upstream]] = {}
         self._logged_s = float("-inf")
-        metrics.upstreams.set_function(lambda: len(self._upstreams))
+        metrics.upstreams.set_function(lambda: self.upstreams)
+
+    @property
+    def upstreams(self) -> int:
+        """Number of connections to other nodes."""
+        return len(self._upstreams)
 
     def admission(self, frame: Frame) -> Admission:
         return self._requests.admission(frame)

@@ -12,6 +12,8 @@ from tests.gateway_process import GatewayProcess, free_ports
 from tests.postgres import Databases, LoopThread
 
 CLIENTS, NODES = "CLIENTS", "NODES"
+LONG_LEASES = {"SLUICE_NODE_TTL_MS": "60000"}
+"""Environment of nodes that keep their leases on a busy machine, for tests whose clients try nothing again."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,11 @@ class OneAddress:
 
 @contextlib.contextmanager
 def one_address(
-    postgres: Databases, database_url: str, count: int, settings: Mapping[str, str] = NO_SETTINGS
+    postgres: Databases,
+    database_url: str,
+    count: int,
+    settings: Mapping[str, str] = NO_SETTINGS,
+    environment: Mapping[str, str] = NO_SETTINGS,
 ) -> Iterator[OneAddress]:
     """Run `count` nodes that share one address."""
     entrance, *ports = free_ports(1 + 2 * count)
@@ -47,6 +53,7 @@ def one_address(
                         **settings,
                     },
                     database_url=database_url,
+                    environment=environment,
                 )
                 for out, own in zip(outside, inside, strict=True)
             ]

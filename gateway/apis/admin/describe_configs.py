@@ -36,7 +36,7 @@ from gateway.config.java_order import in_java_order
 from gateway.config.listeners import INTER_BROKER, PROTOCOL_MAP, render_listeners, render_roles
 from gateway.config.topic import TOPIC_CONFIGS, effective_text, topic_layers
 from gateway.config.without_effect import WITHOUT_EFFECT
-from gateway.net.context import SHARED_NODE, RequestContext
+from gateway.net.context import RequestContext
 from gateway.net.pieces import first_of_each, in_pieces
 from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode, KafkaError
@@ -181,7 +181,7 @@ def _describe_broker(
 ) -> list[DescribeConfigsResourceResult]:
     """Describe this node, or the settings of all brokers. At a shared listener this node stands for all nodes."""
     services = context.services
-    here = services.membership.node_id if context.connection.shared is None else SHARED_NODE
+    here = context.connection.seen_id(services.membership.node_id)
     broker = services.catalog.broker
     keys = _chosen({**BROKER_CONFIGS, **_of_listeners(broker)}, resource)
     others: list[DescribeConfigsResourceResult] = []

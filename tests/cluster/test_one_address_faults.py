@@ -1,0 +1,125 @@
+"""A node behind a shared address is killed, frozen, stopped or started: clients of the others continue."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from protocol.errors import ErrorCode
+from protocol.messages.find_coordinator import FindCoordinatorRequest
+from tests.chaos.load import Load, assert_nothing_lost
+from tests.clients.topics import create_topic
+from tests.cluster.conftest import balanced
+from tests.cluster.one_address import OneAddress, one_address
+from tests.cluster.readers import Readers
+from tests.frames.members import Member, fresh, settle
+from tests.frames.transactions import Transactional
+from tests.gateway_process import GatewayProcess
+from tests.postgres import Databases
+from tests.steps.waiting import until
+from tests.wire import WireClient
+
+PARTITIONS = 6
+AGAIN = frozenset(
+    {
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+    }
+)
+"""Codes at which every client tries again."""
+
+
+@pytest.fixture
+def shared(postgres: Databases, database_url: str) -> Iterator[OneAddress]:
+    with one_address(postgres, database_url, 3) as running:
+        balanced(running.nodes)
+        yield running
+
+
+async def other_coordinator(shared: OneAddress, here: GatewayProcess) -> tuple[str, GatewayProcess]:
+    """Return a new group that a node other than `here` coordinates, and that node."""
+    while True:
+        group_id = fresh("group")
+        async with await WireClient.connect(shared.inside[0]) as client:
+            found = await client.send(FindCoordinatorRequest(key=group_id), 3)
+        if found.error_code == ErrorCode.NONE:
+            node = shared.nodes[shared.inside.index(f"{found.host}:{found.port}")]
+            if node is not here:
+                return group_id, node
+
+
+def test_stock_clients_lose_nothing_when_nodes_come_and_go(shared: OneAddress) -> None:
+    """One node is killed and returns, and another one is stopped and returns."""
+    topic = create_topic(shared.address, PARTITIONS)
+    load = Load(shared.address, topic, PARTITIONS)
+    readers = Readers(shared.address, topic, 3)
+    readers.start()
+    load.start()
+    try:
+        load.wait_for(500)
+        shared.nodes[1].kill()
+        load.wait_for(300)
+        shared.nodes[1].start()
+        load.wait_for(300)
+        shared.nodes[2].stop()
+        load.wait_for(300)
+        shared.nodes[2].start()
+        load.wait_for(300)
+    finally:
+        load.stop()
+    assert_nothing_lost(load)
+    readers.finish(load.acknowledged.values())
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+async def test_requests_for_a_lost_coordinator_are_answered(shared: OneAddress, fault: signal.Signals) -> None:
+    """Each attempt gets a retriable code, and a later one reaches the new coordinator. The connection stays open."""
+    here = shared.nodes[0]
+    group_id, coordinator = await other_coordinator(shared, here)
+    async with await WireClient.connect(here.bootstrap) as client, await WireClient.connect(here.bootstrap) as second:
+        one = Member(client, group_id, session_timeout_ms=120_000)
+        await settle(one)
+        producers = [Transactional(second, fresh("transaction")) for _ in range(6)]
+        for producer in producers:
+            assert await producer.initialize() == ErrorCode.NONE
+        coordinator.send_signal(fault)
+        try:
+
+            async def beat() -> int:
+                code = await one.heartbeat()
+                assert code in {ErrorCode.NONE, *AGAIN}, code
+                return code
+
+            async def begin(producer: Transactional) -> int:
+                code = await producer.initialize()
+                assert code in {ErrorCode.NONE, *AGAIN}, code
+                return code
+
+            await until(beat, "the new coordinator answers", holds=lambda code: code == ErrorCode.NONE)
+            for producer in producers:
+                await until(lambda of=producer: begin(of), "producer", holds=lambda code: code == ErrorCode.NONE)
+        finally:
+            if fault is signal.SIGSTOP:
+                coordinator.send_signal(signal.SIGCONT)
+
+
+async def test_stopping_node_answers_what_waits_at_other_nodes(shared: OneAddress) -> None:
+    """A member whose JoinGroup waits at the coordinator learns at once that its own node stops."""
+    here = shared.nodes[0]
+    group_id, coordinator = await other_coordinator(shared, here)
+    inside = shared.inside[shared.nodes.index(coordinator)]
+    async with await WireClient.connect(inside) as staying, await WireClient.connect(here.bootstrap) as client:
+        first = Member(staying, group_id, rebalance_timeout_ms=120_000, session_timeout_ms=120_000)
+        await settle(first)
+        second = Member(client, group_id, session_timeout_ms=120_000)
+        await second.knock()
+        waiting = second.join_nowait()
+        await until(first.heartbeat, "", holds=lambda code: code == ErrorCode.REBALANCE_IN_PROGRESS)
+        stopping = asyncio.create_task(asyncio.to_thread(here.stop))
+        assert (await waiting).error_code in AGAIN
+        assert await stopping == 0
