@@ -61,6 +61,14 @@ TRANSACTION_FIRST = (
     *(ApiKey.INIT_PRODUCER_ID, ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.END_TXN),
 )
 """APIs whose first field is a transactional id; AddPartitionsToTxn only in the versions of clients."""
+ONLY_IF_AWAITED = frozenset(
+    {
+        *(*TRANSACTION_FIRST, ApiKey.TXN_OFFSET_COMMIT, ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_DELETE),
+        *(ApiKey.DELETE_GROUPS, ApiKey.ALTER_SHARE_GROUP_OFFSETS, ApiKey.DELETE_SHARE_GROUP_OFFSETS),
+    }
+)
+"""Changes that are not forwarded once the client has gone. Others are, because a member leaves its group and then
+closes its connection at once."""
 FIRST_ADD_PARTITIONS_OF_BROKERS, FIRST_OFFSET_FETCH_OF_GROUPS = 4, 8
 
 
@@ -95,7 +103,7 @@ class GroupRouter:
         self._membership = membership
         self._look = SharedRead(membership.look)
         self._routes: dict[int, Callable[[Frame], Whole | Several | None]] = {
-            **{int(key): _SeveralGroups(key, fields, self._parts).unless_large for key, fields in SEVERAL.items()},
+            **{int(key): _SeveralGroups(key, fields, self._parts).of_request for key, fields in SEVERAL.items()},
             **dict.fromkeys(map(int, GROUP_FIRST), self._by_group),
             **dict.fromkeys(map(int, TRANSACTION_FIRST), self._by_transaction),
             int(ApiKey.TXN_OFFSET_COMMIT): self._by_second_string,
@@ -119,19 +127,19 @@ class GroupRouter:
             logger.warning("live nodes not read: Postgres does not answer", error=str(error))
 
     def _by_group(self, frame: Frame) -> Whole | None:
-        return self._coordinator(_string(frame, 1))
+        return self._coordinator(_string(frame, 1), _is_only_if_awaited(frame))
 
     def _by_second_string(self, frame: Frame) -> Whole | None:
-        return self._coordinator(_string(frame, 2))
+        return self._coordinator(_string(frame, 2), _is_only_if_awaited(frame))
 
-    def _coordinator(self, group_id: str | None) -> Whole | None:
+    def _coordinator(self, group_id: str | None, only_if_awaited: bool = False) -> Whole | None:
         if not group_id:
             return None
         try:
             node = self._leases.coordinator_of(group_id)
         except KafkaError:
             return Whole(None, (group_id,))
-        return None if node.node_id == self._membership.node_id else Whole(node, (group_id,))
+        return None if node.node_id == self._membership.node_id else Whole(node, (group_id,), only_if_awaited)
 
     def _by_transaction(self, frame: Frame) -> Whole | None:
         key, version = frame[0] << 8 | frame[1], frame[2] << 8 | frame[3]
@@ -141,7 +149,7 @@ class GroupRouter:
         if not transactional_id:
             return None
         node = self._transactions.coordinator_of(transactional_id)
-        return None if node.node_id == self._membership.node_id else Whole(node)
+        return None if node.node_id == self._membership.node_id else Whole(node, only_if_awaited=True)
 
     def _offset_fetch(self, frame: Frame) -> Whole | Several | None:
         version = frame[2] << 8 | frame[3]
@@ -172,7 +180,11 @@ class _SeveralGroups:
     fields: Fields
     find: _Parts
 
-    def unless_large(self, _frame: Frame) -> _SeveralGroups:
+    @property
+    def only_if_awaited(self) -> bool:
+        return self.api_key in ONLY_IF_AWAITED
+
+    def of_request(self, _frame: Frame) -> _SeveralGroups:
         return self
 
     async def parts(self, frame: Frame) -> list[Part]:
@@ -190,7 +202,7 @@ class _SeveralGroups:
                 if asked is not None and len(places) < len(asked):
                     some = replace(request, **{self.fields.asked: tuple(asked[place] for place in places)})
                     own = encode_request_header(header) + b"".join(encode(some, header.api_version))
-                group_ids = [] if ids is None else [ids[place] for place in places[:REFRESHED]]
+                group_ids: list[str] = [] if ids is None else [ids[place] for place in places[:REFRESHED]]
                 parts.append(Part(node, own, group_ids))
             return parts or [Part(None, frame)]
         finally:
@@ -216,6 +228,10 @@ def _string(frame: Frame, count: int) -> str | None:
         return leading_strings(frame, count)[-1]
     except ProtocolError:
         return None
+
+
+def _is_only_if_awaited(frame: Frame) -> bool:
+    return frame[0] << 8 | frame[1] in ONLY_IF_AWAITED
 
 
 def _group_id(asked: Any) -> str:

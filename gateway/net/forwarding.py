@@ -46,6 +46,9 @@ class Whole:
     """None if this node does not know which node that is."""
     group_ids: Sequence[str] = ()
     """The groups whose coordinator the node is."""
+    only_if_awaited: bool = False
+    """True for a change that is not made once the client has gone. The client may have repeated it through another
+    node while this node was frozen, and no lease of this node fences it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,9 @@ class Part:
 
 class Several(Protocol):
     """A request that may concern several nodes."""
+
+    @property
+    def only_if_awaited(self) -> bool: ...
 
     async def parts(self, frame: Frame) -> list[Part]:
         """Return the parts, at least one."""
@@ -113,9 +119,9 @@ class Forwarder:
         route = self._router.route(frame)
         if route is None:
             return self._requests.handle(frame, connection)
-        if isinstance(route, Whole):
+        if isinstance(route, Whole) and not route.only_if_awaited:
             return self._answered(self._send(route.node, frame, connection), frame, route.group_ids)
-        return self._merged(route, frame, connection)
+        return self._send_later(route, frame, connection)
 
     def drop_gone(self, alive: Collection[Node]) -> None:
         """End the connections to nodes that are no longer alive. A host that has vanished closes none. Call this
@@ -155,7 +161,7 @@ class Forwarder:
         return upstream
 
     def _gone(self, connection_id: str) -> None:
-        for upstream in self._of_connection.get(connection_id, {}).values():
+        for upstream in list(self._of_connection.get(connection_id, {}).values()):
             upstream.finish()
 
     def _ended(self, connection_id: str, upstream: Upstream) -> None:
@@ -166,18 +172,28 @@ class Forwarder:
         if not of_client:
             self._of_connection.pop(connection_id, None)
 
+    async def _send_later(self, route: Whole | Several, frame: Frame, connection: ConnectionInfo) -> Sequence[Buffer]:
+        # All requests wait for one turn of the event loop, so they keep their order.
+        await asyncio.sleep(0)  # The end of the connection may lie behind the request.
+        if route.only_if_awaited and connection.peer_gone:
+            logger.info("a request was not forwarded because its client has gone", api=_api_name(frame))
+            return ()
+        if isinstance(route, Whole):
+            return await self._answered(self._send(route.node, frame, connection), frame, route.group_ids)
+        return await self._merged(route, frame, connection)
+
     async def _answered(
         self, answer: asyncio.Future[Frame], frame: Frame, group_ids: Sequence[str]
     ) -> Sequence[Buffer]:
-        api_key = ApiKey(frame[0] << 8 | frame[1])
-        self._metrics.forwarded_requests.labels(api_key.name.lower()).inc()
+        api_name = _api_name(frame)
+        self._metrics.forwarded_requests.labels(api_name).inc()
         try:
             response = await answer
         except UpstreamError as error:
-            self._metrics.forwarding_failed.labels(api_key.name.lower()).inc()
-            self._log(error, api_key)
+            self._metrics.forwarding_failed.labels(api_name).inc()
+            self._log(error, api_name)
             await self._router.refresh(group_ids)
-            code = UNAVAILABLE_CODES.get(api_key, ErrorCode.REQUEST_TIMED_OUT)
+            code = UNAVAILABLE_CODES.get(ApiKey[api_name.upper()], ErrorCode.REQUEST_TIMED_OUT)
             return await self._requests.refuse(frame, code, "the node that must answer cannot be reached")
         if _may_refuse(response):
             # Other bytes may look like this code. Then the answer is only late by one read.
@@ -196,11 +212,15 @@ class Forwarder:
             return await self._requests.handle(part.frame, connection)
         return await self._answered(self._send(part.node, part.frame, connection), part.frame, part.group_ids)
 
-    def _log(self, error: UpstreamError, api_key: ApiKey) -> None:
+    def _log(self, error: UpstreamError, api_name: str) -> None:
         now_s = time.monotonic()
         if now_s >= self._logged_s + LOG_INTERVAL_S:
             self._logged_s = now_s
-            logger.warning("a request could not be forwarded: its client tries again", api=api_key.name, why=str(error))
+            logger.warning("a request could not be forwarded: its client tries again", api=api_name, why=str(error))
+
+
+def _api_name(frame: Frame) -> str:
+    return ApiKey(frame[0] << 8 | frame[1]).name.lower()
 
 
 _REFUSALS = tuple(

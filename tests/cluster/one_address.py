@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from protocol.errors import ErrorCode
 from tests.cluster.balancer import Balancer
 from tests.conftest import NO_SETTINGS, gateways
 from tests.gateway_process import GatewayProcess, free_ports
 from tests.postgres import Databases, LoopThread
+from tests.steps.waiting import until
 
 CLIENTS, NODES = "CLIENTS", "NODES"
-LONG_LEASES = {"SLUICE_NODE_TTL_MS": "60000"}
-"""Environment of nodes that keep their leases on a busy machine, for tests whose clients try nothing again."""
+AGAIN = frozenset(
+    {
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+    }
+)
+"""Codes at which every client tries again. On a busy machine nodes lose leases."""
+
+
+async def tried(request: Callable[[], Awaitable[int | Collection[int]]]) -> int | Collection[int]:
+    """Repeat a request as long as a code that it returns is one of `AGAIN`, and return its code or codes."""
+    return await until(
+        request,
+        "no retriable code",
+        holds=lambda found: AGAIN.isdisjoint((found,) if isinstance(found, int) else found),
+    )
 
 
 @dataclass(frozen=True)
@@ -33,7 +51,6 @@ def one_address(
     database_url: str,
     count: int,
     settings: Mapping[str, str] = NO_SETTINGS,
-    environment: Mapping[str, str] = NO_SETTINGS,
 ) -> Iterator[OneAddress]:
     """Run `count` nodes that share one address."""
     entrance, *ports = free_ports(1 + 2 * count)
@@ -53,7 +70,6 @@ def one_address(
                         **settings,
                     },
                     database_url=database_url,
-                    environment=environment,
                 )
                 for out, own in zip(outside, inside, strict=True)
             ]

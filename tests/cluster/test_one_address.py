@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import confluent_kafka
 import pytest
@@ -30,13 +30,13 @@ from protocol.messages.offset_fetch import (
 )
 from tests.closing import close
 from tests.cluster.conftest import balanced
-from tests.cluster.one_address import LONG_LEASES, OneAddress, one_address
+from tests.cluster.one_address import OneAddress, one_address, tried
 from tests.frames.handoff import configure
-from tests.frames.members import Member, create_topic, fresh, in_state, join_all, settle
+from tests.frames.members import Member, create_topic, fresh, in_state, join_all
 from tests.frames.share import ACCEPT, Reader, send
 from tests.frames.transactions import Transactional
 from tests.postgres import Databases
-from tests.steps.waiting import wait_for
+from tests.steps.waiting import until, wait_for
 from tests.wire import WireClient
 
 NONE = ErrorCode.NONE
@@ -49,7 +49,7 @@ PARTITIONS, RECORDS = 6, 120
 def shared(postgres: Databases) -> Iterator[OneAddress]:
     """Two nodes that the tests of this module share."""
     url = postgres.create()
-    with one_address(postgres, url, 2, {"group.connection.grace.ms": "1000"}, LONG_LEASES) as running:
+    with one_address(postgres, url, 2, {"group.connection.grace.ms": "1000"}) as running:
         balanced(running.nodes)
         yield running
     postgres.drop(url)
@@ -114,35 +114,58 @@ async def offsets_of(client: WireClient, topic: str, group_ids: list[str]) -> li
     """Return the committed offset of partition 0 for each group, by one request."""
     named = OffsetFetchRequestTopics(name=topic, partition_indexes=(0,))
     groups = tuple(OffsetFetchRequestGroup(group_id=group_id, topics=(named,)) for group_id in group_ids)
-    answer = await client.send(OffsetFetchRequest(groups=groups), 8)
-    assert {each.error_code for each in answer.groups} == {NONE}
-    found = {each.group_id: each.topics[0].partitions[0].committed_offset for each in answer.groups}
+    found: dict[str, int] = {}
+
+    async def fetch() -> list[int]:
+        answer = await client.send(OffsetFetchRequest(groups=groups), 8)
+        found.update({each.group_id: each.topics[0].partitions[0].committed_offset for each in answer.groups})
+        return [each.error_code for each in answer.groups]
+
+    assert await tried(fetch) == [NONE] * len(group_ids)
     return [found[group_id] for group_id in group_ids]
 
 
 async def test_any_node_answers_for_any_group(shared: OneAddress) -> None:
-    """The members of each group are connected to different nodes, one of which coordinates the group."""
+    """Each node coordinates some of the groups, and each client speaks for all."""
     async with connected(shared) as clients:
         topic = fresh("topic")
         await create_topic(clients[0], topic)
         group_ids = [fresh("group") for _ in range(GROUPS)]
-        for group_id in group_ids:
-            members = [Member(client, group_id) for client in clients]
-            await settle(*members)
-            for member in members:
-                assert await member.heartbeat() == NONE
-                assert await member.commit(topic, 7) == NONE
+        for number, group_id in enumerate(group_ids):
+            one = Member(clients[number % 2], group_id, version=3, session_timeout_ms=120_000)
+
+            async def join(of: Member = one) -> int:
+                return (await of.join()).error_code
+
+            async def sync(of: Member = one) -> int:
+                return (await of.sync({of.member_id: b"assignment"}, version=3)).error_code
+
+            assert await tried(join) == NONE
+            assert await tried(sync) == NONE
+            assert await tried(one.heartbeat) == NONE
+            assert await tried(lambda of=one: of.commit(topic, 7)) == NONE
         for client in clients:
-            listed = await client.send(ListGroupsRequest(), 4)
-            assert listed.error_code == NONE
-            assert {each.group_id for each in listed.groups} >= set(group_ids)
-            described = await client.send(DescribeGroupsRequest(groups=tuple(group_ids)), 5)
-            assert {each.group_id: each.error_code for each in described.groups} == dict.fromkeys(group_ids, NONE)
-            assert {len(each.members) for each in described.groups} == {2}
+            await until(
+                lambda of=client: of.send(ListGroupsRequest(), 4),
+                "all groups are listed",
+                holds=lambda listed: {each.group_id for each in listed.groups} >= set(group_ids),
+            )
+
+            async def describe(of: WireClient = client) -> list[int]:
+                answer = await of.send(DescribeGroupsRequest(groups=tuple(group_ids)), 5)
+                assert {each.group_id for each in answer.groups} == set(group_ids)
+                assert {len(each.members) for each in answer.groups if not each.error_code} <= {1}
+                return [each.error_code for each in answer.groups]
+
+            assert await tried(describe) == [NONE] * GROUPS
             assert await offsets_of(client, topic, group_ids) == [7] * GROUPS
-        refused = await clients[0].send(DeleteGroupsRequest(groups_names=tuple(group_ids)), 2)
-        not_empty = dict.fromkeys(group_ids, ErrorCode.NON_EMPTY_GROUP)
-        assert {each.group_id: each.error_code for each in refused.results} == not_empty
+
+        async def delete() -> list[int]:
+            answer = await clients[0].send(DeleteGroupsRequest(groups_names=tuple(group_ids)), 2)
+            assert {each.group_id for each in answer.results} == set(group_ids)
+            return [each.error_code for each in answer.results]
+
+        assert await tried(delete) == [ErrorCode.NON_EMPTY_GROUP] * GROUPS
 
 
 async def test_later_of_two_commits_wins_at_another_node(shared: OneAddress) -> None:
@@ -151,8 +174,12 @@ async def test_later_of_two_commits_wins_at_another_node(shared: OneAddress) -> 
         await create_topic(clients[0], topic)
         group_ids = [fresh("group") for _ in range(GROUPS)]
         for client in clients:
-            commits = [Member(client, group_id).commit(topic, offset) for group_id in group_ids for offset in range(20)]
-            assert set(await asyncio.gather(*commits)) == {NONE}
+
+            async def commit(of: WireClient = client) -> list[int]:
+                groups = [Member(of, group_id) for group_id in group_ids]
+                return await asyncio.gather(*(group.commit(topic, offset) for group in groups for offset in range(20)))
+
+            assert set(cast("list[int]", await tried(commit))) == {NONE}
             assert await offsets_of(client, topic, group_ids) == [19] * GROUPS
 
 

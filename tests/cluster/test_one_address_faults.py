@@ -13,7 +13,7 @@ from protocol.messages.find_coordinator import FindCoordinatorRequest
 from tests.chaos.load import Load, assert_nothing_lost
 from tests.clients.topics import create_topic
 from tests.cluster.conftest import balanced
-from tests.cluster.one_address import OneAddress, one_address
+from tests.cluster.one_address import AGAIN, OneAddress, one_address
 from tests.cluster.readers import Readers
 from tests.frames.members import Member, fresh, settle
 from tests.frames.transactions import Transactional
@@ -23,15 +23,6 @@ from tests.steps.waiting import until
 from tests.wire import WireClient
 
 PARTITIONS = 6
-AGAIN = frozenset(
-    {
-        ErrorCode.NOT_COORDINATOR,
-        ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-        ErrorCode.CONCURRENT_TRANSACTIONS,
-    }
-)
-"""Codes at which every client tries again."""
 
 
 @pytest.fixture

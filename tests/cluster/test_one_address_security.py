@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,10 @@ from gateway.security.kinds import AclOperation, Permission, ResourceType
 from protocol.errors import ErrorCode
 from protocol.messages.create_acls import AclCreation, CreateAclsRequest
 from protocol.messages.describe_configs import DescribeConfigsRequest
+from protocol.messages.find_coordinator import FindCoordinatorRequest
 from protocol.messages.list_groups import ListGroupsRequest
-from tests.cluster.conftest import balanced
-from tests.cluster.one_address import CLIENTS, LONG_LEASES, NODES, OneAddress, one_address
+from tests.cluster.conftest import balanced, metric
+from tests.cluster.one_address import CLIENTS, NODES, OneAddress, one_address, tried
 from tests.frames.members import Member, describe, fresh
 from tests.postgres import Databases
 from tests.secured import AUTHORIZER, USERS, Authority, authenticate, jaas, plain_token
@@ -49,7 +50,7 @@ def shared(
             f"listener.name.{NODES.lower()}.ssl.client.auth": "required",
         }
     url = postgres.create()
-    with one_address(postgres, url, 2, settings, LONG_LEASES) as running:
+    with one_address(postgres, url, 2, settings) as running:
         balanced(running.nodes)
         yield running
     postgres.drop(url)
@@ -84,20 +85,30 @@ async def test_coordinator_authorizes_the_client(shared: OneAddress) -> None:
             )
             for group_id in allowed
         )
+        await bob[0].send(FindCoordinatorRequest(key="group"), 3)  # It creates the coordinators' topic.
         made = await bob[0].send(CreateAclsRequest(creations=acls), 3)
         assert {each.error_code for each in made.results} == {ErrorCode.NONE}
         for client in bob:
             await client.send(DescribeConfigsRequest(), 4)  # The node then follows the catalog.
+
+        async def joins(client: WireClient, group_id: str) -> int | Collection[int]:
+            async def code() -> int:
+                return int((await Member(client, group_id).join_nowait()).error_code)
+
+            return await tried(code)
+
         for client in alice:
             for group_id in allowed:
-                one = Member(client, group_id)
-                await one.knock()
+                assert await joins(client, group_id) == ErrorCode.MEMBER_ID_REQUIRED
             for group_id in forbidden:
-                refused = await Member(client, group_id).join_nowait()
-                assert refused.error_code == ErrorCode.GROUP_AUTHORIZATION_FAILED
-                assert (await describe(client, group_id)).error_code == ErrorCode.GROUP_AUTHORIZATION_FAILED
+                assert await joins(client, group_id) == ErrorCode.GROUP_AUTHORIZATION_FAILED
+                refused = ErrorCode.GROUP_AUTHORIZATION_FAILED
+                assert (await describe(client, group_id)).error_code == refused
         for client in bob:
             for group_id in forbidden:
-                await Member(client, group_id).knock()
+                assert await joins(client, group_id) == ErrorCode.MEMBER_ID_REQUIRED
             listed = await client.send(ListGroupsRequest(), 4)
             assert listed.error_code == ErrorCode.NONE
+    for node in shared.nodes:
+        assert metric(node, 'sluice_forwarded_requests_total{api="join_group"}') > 0
+        assert metric(node, 'sluice_forwarding_failed_total{api="join_group"}') == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -82,9 +83,10 @@ class ToNode:
     def __init__(self, node: Node | None) -> None:
         self.node = node
         self.refreshed = 0
+        self.only_if_awaited = False
 
     def route(self, frame: Frame) -> Whole:
-        return Whole(self.node, ("group",))
+        return Whole(self.node, ("group",), self.only_if_awaited)
 
     async def refresh(self, group_ids: Sequence[str]) -> None:
         self.refreshed += 1
@@ -231,6 +233,31 @@ async def test_request_before_the_end_is_finished() -> None:
             writer.write(framed(request(ApiKey.LEAVE_GROUP, 1, b"first"), request(ApiKey.LEAVE_GROUP, 2, b"second")))
         await both.echo.serves(2)
         assert [text for text, _ in both.echo.served] == [b"first", b"second"]
+
+
+async def test_change_for_a_client_that_has_gone_is_not_forwarded() -> None:
+    """A node that was frozen finds the end of the connection right behind the request. The client may have repeated the
+    request through another node, and may have made later changes."""
+    async with two() as both, both.client() as (reader, writer):
+        both.router.only_if_awaited = True
+        writer.write(framed(request(ApiKey.OFFSET_COMMIT, 1, b"awaited")))
+        assert await answer(reader) == b"\0\0\0\1awaited"
+        gone = socket.create_connection(("127.0.0.1", both.here.port))
+        gone.sendall(framed(request(ApiKey.OFFSET_COMMIT, 1, b"stale"), request(ApiKey.END_TXN, 2, b"stale")))
+        gone.close()
+        await asyncio.wait_for(both.here.ending.wait(), 10)
+        writer.write(framed(request(ApiKey.OFFSET_COMMIT, 2, b"later")))
+        assert await answer(reader) == b"\0\0\0\2later"
+        assert [text for text, _ in both.echo.served] == [b"awaited", b"later"]
+
+
+async def test_changes_of_one_client_keep_their_order() -> None:
+    async with two() as both, both.client() as (reader, writer):
+        both.router.only_if_awaited = True
+        writer.write(framed(*(request(ApiKey.HEARTBEAT, number, b"%d" % number) for number in range(50))))
+        for number in range(50):
+            assert await answer(reader) == struct.pack(">i", number) + b"%d" % number
+        assert [text for text, _ in both.echo.served] == [b"%d" % number for number in range(50)]
 
 
 async def test_request_at_a_lost_node_gets_a_retriable_code() -> None:
