@@ -27,11 +27,11 @@ AGAIN = frozenset(
 
 async def tried(request: Callable[[], Awaitable[int | Collection[int]]]) -> int | Collection[int]:
     """Repeat a request as long as a code that it returns is one of `AGAIN`, and return its code or codes."""
-    return await until(
-        request,
-        "no retriable code",
-        holds=lambda found: AGAIN.isdisjoint((found,) if isinstance(found, int) else found),
-    )
+
+    def holds(found: int | Collection[int]) -> bool:
+        return AGAIN.isdisjoint((found,) if isinstance(found, int) else found)
+
+    return await until(request, "no retriable code", holds=holds)
 
 
 @dataclass(frozen=True)

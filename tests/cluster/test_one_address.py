@@ -11,7 +11,8 @@ from typing import Any, cast
 import confluent_kafka
 import pytest
 from aiokafka import AIOKafkaConsumer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 from kafka import KafkaConsumer
 
 from protocol.errors import ErrorCode
