@@ -32,7 +32,8 @@ class UserStore:
         return ScramCredential(user, mechanism, row["iterations"], row["salt"], row["stored_key"], row["server_key"])
 
     async def decoy_secret(self) -> bytes:
-        """Return the secret of the decoys: the same on every node for the database's life, never to be revealed."""
+        """Return the secret of the decoys: the same on every node for the database's life, never to be revealed. The
+        key by which nodes prove themselves to each other is derived from it, too (`gateway/net/node_proof.py`)."""
         return bytes(await self._pool.fetch_value(statement("scram_secret")))
 
     async def described(self, users: Collection[str] | None = None) -> list[ScramInfo]:

@@ -38,7 +38,8 @@ class NodeProofError(Exception):
 
 
 def derive_key(secret: bytes) -> bytes:
-    """Return the key of proofs between nodes. Other uses of the secret reveal nothing about it."""
+    """Return the key of proofs between nodes. Decoys are made from the same secret, by another hash and from other
+    texts, so a client that asks for decoys learns nothing about the key."""
     return hmac.digest(secret, b"sluice: a node forwards requests to a node", hashlib.sha256)
 
 

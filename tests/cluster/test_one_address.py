@@ -30,7 +30,7 @@ from protocol.messages.offset_fetch import (
     OffsetFetchRequestTopics,
 )
 from tests.closing import close
-from tests.cluster.conftest import balanced
+from tests.cluster.conftest import balanced, metric
 from tests.cluster.one_address import OneAddress, one_address, tried
 from tests.frames.handoff import configure
 from tests.frames.members import Member, create_topic, fresh, in_state, join_all
@@ -211,6 +211,8 @@ async def test_transactions_end_through_any_node(shared: OneAddress) -> None:
             assert await other.end(committed=True) == NONE
         for client in clients:
             assert await offsets_of(client, topic, group_ids) == [5] * GROUPS
+        ended = 'sluice_forwarded_requests_total{api="end_txn"}'
+        assert sum(metric(node, ended) for node in shared.nodes) > 0
 
 
 async def test_share_group_reads_through_any_node(shared: OneAddress) -> None:

@@ -15,7 +15,7 @@ import pytest
 from gateway.net.connection import ConnectionLimits
 from gateway.net.context import ConnectionInfo, Principal
 from gateway.net.forwarding import Forwarder, Whole
-from gateway.net.node_proof import CLAIM, HELLO, NODE_KEY, NONCE_BYTES, NodeDoor, NodeGuard, derive_key
+from gateway.net.node_proof import CLAIM, HELLO, NODE_KEY, NONCE_BYTES, WELCOME, NodeDoor, NodeGuard, derive_key
 from gateway.net.requests import Admission, Order
 from gateway.net.server import Server
 from gateway.net.upstream import Called
@@ -332,6 +332,26 @@ async def test_address_that_leads_to_another_node_is_refused() -> None:
         writer.write(framed(request(ApiKey.HEARTBEAT, 1, b"a")))
         assert await answer(reader) == b"\0\0\0\1COORDINATOR_NOT_AVAILABLE"
         assert both.echo.served == []
+
+
+async def test_impostor_gets_no_request() -> None:
+    """A server that took a node's address accepts every proof. It must not receive what the client sends."""
+    received: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            for response in (bytes(2 * NONCE_BYTES), WELCOME, b"\0\0\0\1a"):
+                received.append(await read_frame(reader))
+                writer.write(framed(response))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with two() as both, both.client() as (reader, writer):
+        both.router.node = Node(THERE, {"NODES": ("127.0.0.1", server.sockets[0].getsockname()[1])})
+        writer.write(framed(request(ApiKey.HEARTBEAT, 1, b"a")))
+        assert await answer(reader) == b"\0\0\0\1COORDINATOR_NOT_AVAILABLE"
+    server.close()
+    assert [frame[:3] for frame in received] == [NODE_KEY + HELLO]
 
 
 class Tap:
