@@ -1,9 +1,9 @@
 """The proof by which one node forwards a client's requests to another: both are nodes of the same database.
 
-The one idea: nodes share a secret that lies in Postgres. Each side sends a nonce, and authenticates both nonces and the
-id of the called node. So a recorded proof is worthless, and a proof for one node is refused by all others. With its
-proof the calling node states the client for which it speaks. From then on, the called node treats the connection as
-that client's.
+The one idea: nodes share a secret that lies in Postgres. Each side sends a nonce, and authenticates both nonces. The
+called node also authenticates its id. So a recorded proof is worthless, and a proof for one node is refused by all
+others. With its proof the calling node states the client for which it speaks. From then on, the called node treats the
+connection as that client's.
 
 The two frames of the calling node have the key of an API that Kafka does not have. Only the listener
 `inter.broker.listener.name` accepts them.
@@ -53,8 +53,8 @@ def _called(key: bytes, node_id: int, caller_nonce: bytes, called_nonce: bytes) 
     return _mac(key, b"called", b"%d" % node_id, caller_nonce, called_nonce)
 
 
-def _calling(key: bytes, node_id: int, caller_nonce: bytes, called_nonce: bytes, claim: bytes) -> bytes:
-    return _mac(key, b"calling", b"%d" % node_id, caller_nonce, called_nonce, claim)
+def _calling(key: bytes, caller_nonce: bytes, called_nonce: bytes, claim: bytes) -> bytes:
+    return _mac(key, b"calling", caller_nonce, called_nonce, claim)
 
 
 # --- the calling node -------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def claim(key: bytes, node_id: int, nonce: bytes, answer: bytes, client: Connect
     if not hmac.compare_digest(proof, _called(key, node_id, nonce, called_nonce)):
         raise NodeProofError(f"the address of node {node_id} leads to another server")
     stated = _state(client)
-    return NODE_KEY + CLAIM + _calling(key, node_id, nonce, called_nonce, stated) + stated
+    return NODE_KEY + CLAIM + _calling(key, nonce, called_nonce, stated) + stated
 
 
 def _state(client: ConnectionInfo) -> bytes:
@@ -117,16 +117,16 @@ class NodeDoor:
         return (len(answer).to_bytes(4, "big") + answer,)
 
     def _prove(self, frame: bytes, connection: ConnectionInfo) -> bytes:
-        kind, text, node_id = frame[2:3], frame[3:], self._node_id()
+        kind, text = frame[2:3], frame[3:]
         if kind == HELLO and len(text) == NONCE_BYTES:
             nonce = secrets.token_bytes(NONCE_BYTES)
             connection.challenge = text + nonce
-            return nonce + _called(self._key, node_id, text, nonce)
+            return nonce + _called(self._key, self._node_id(), text, nonce)
         challenge, connection.challenge = connection.challenge, b""
         if kind != CLAIM or not challenge or len(text) > MAX_CLAIM_BYTES:
             raise NodeProofError("the frames of a proof are out of order")
         proof, stated = text[:MAC_BYTES], text[MAC_BYTES:]
-        expected = _calling(self._key, node_id, challenge[:NONCE_BYTES], challenge[NONCE_BYTES:], stated)
+        expected = _calling(self._key, challenge[:NONCE_BYTES], challenge[NONCE_BYTES:], stated)
         if not hmac.compare_digest(proof, expected):
             raise NodeProofError("the peer is no node of this database, or it meant another node")
         _become(connection, stated)

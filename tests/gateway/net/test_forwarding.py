@@ -439,7 +439,7 @@ async def test_stranger_cannot_speak_for_a_client(guarded: bool) -> None:
         writer.write(framed(hello))
         proof = (await answer(reader))[NONCE_BYTES:]
         writer.write(framed(NODE_KEY + CLAIM + proof + stated))
-        assert await reader.read() == b""
+        assert await asyncio.wait_for(reader.read(), 10) == b""
         writer.close()
         assert both.echo.served == []
 
