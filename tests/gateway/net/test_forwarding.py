@@ -26,6 +26,7 @@ from protocol.errors import ErrorCode, ProtocolError
 from protocol.framing import Frame
 from storage.types import Node, NodeId
 from tests.gateway.net.words import framed
+from tests.steps.waiting import until
 from tests.wire import read_frame
 
 KEY = derive_key(b"secret")
@@ -233,6 +234,7 @@ async def test_request_before_the_end_is_finished() -> None:
             writer.write(framed(request(ApiKey.LEAVE_GROUP, 1, b"first"), request(ApiKey.LEAVE_GROUP, 2, b"second")))
         await both.echo.serves(2)
         assert [text for text, _ in both.echo.served] == [b"first", b"second"]
+        await until(lambda: both.forwarder.upstreams == 0, "no connection is left", seconds=10)
 
 
 async def test_change_for_a_client_that_has_gone_is_not_forwarded() -> None:
