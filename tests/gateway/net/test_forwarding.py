@@ -230,8 +230,13 @@ async def test_called_node_learns_that_the_client_has_gone() -> None:
 async def test_request_before_the_end_is_finished() -> None:
     """A consumer sends LeaveGroup and closes its connection at once."""
     async with two() as both:
+        both.echo.gates[b"first"] = asyncio.Event()
         async with both.client() as (_, writer):
             writer.write(framed(request(ApiKey.LEAVE_GROUP, 1, b"first"), request(ApiKey.LEAVE_GROUP, 2, b"second")))
+            await both.echo.serves(1)
+            (connection,) = both.here.server.connections
+        await until(lambda: connection.info.peer_gone, "the node sees the end", seconds=10)
+        both.echo.gates[b"first"].set()
         await both.echo.serves(2)
         assert [text for text, _ in both.echo.served] == [b"first", b"second"]
         await until(lambda: both.forwarder.upstreams == 0, "no connection is left", seconds=10)
