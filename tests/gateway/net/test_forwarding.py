@@ -227,7 +227,8 @@ async def test_called_node_learns_that_the_client_has_gone() -> None:
         assert both.forwarder.upstreams == 0
 
 
-async def test_request_before_the_end_is_finished() -> None:
+@pytest.mark.parametrize("reset", [False, True])
+async def test_request_before_the_end_is_finished(reset: bool) -> None:
     """A consumer sends LeaveGroup and closes its connection at once."""
     async with two() as both:
         both.echo.gates[b"first"] = asyncio.Event()
@@ -235,6 +236,10 @@ async def test_request_before_the_end_is_finished() -> None:
             writer.write(framed(request(ApiKey.LEAVE_GROUP, 1, b"first"), request(ApiKey.LEAVE_GROUP, 2, b"second")))
             await both.echo.serves(1)
             (connection,) = both.here.server.connections
+            if reset:
+                linger = struct.pack("ii", 1, 0)
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                writer.transport.abort()
         await until(lambda: connection.info.peer_gone, "the node sees the end", seconds=10)
         both.echo.gates[b"first"].set()
         await both.echo.serves(2)
