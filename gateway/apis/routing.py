@@ -45,8 +45,10 @@ logger = structlog.get_logger(__name__)
 MAX_AT_ONCE_BYTES = 64 * 1024
 """Size of a response that is decoded on the event loop."""
 
-REFRESHED = 1_000
-"""Groups of one request whose coordinators are read anew after a refusal."""
+REFRESH_S = 0.1
+"""Shortest interval between two reads of the coordinators. Clients wait as long before they try again."""
+MAX_SPLIT = 20_000
+"""Groups of one request. More are left to this node, which refuses those of other nodes."""
 
 GROUP_FIRST = (
     *(ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT, ApiKey.LEAVE_GROUP),
@@ -102,6 +104,7 @@ class GroupRouter:
         self._transactions = transactions
         self._membership = membership
         self._look = SharedRead(membership.look)
+        self._refreshed_s = float("-inf")
         self._routes: dict[int, Callable[[Frame], Whole | Several | None]] = {
             **{int(key): _SeveralGroups(key, fields, self._parts).of_request for key, fields in SEVERAL.items()},
             **dict.fromkeys(map(int, GROUP_FIRST), self._by_group),
@@ -119,7 +122,12 @@ class GroupRouter:
         return None if find is None or len(frame) > MAX_STRUCTURED_BYTES else find(frame)
 
     async def refresh(self, group_ids: Sequence[str]) -> None:
-        """Read anew which nodes are alive, and which of them coordinate the groups."""
+        """Read anew which nodes are alive, and which of them coordinate the groups. Do nothing if the node has just
+        done so, because it then read the coordinators of all groups."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._refreshed_s + REFRESH_S:
+            return
+        self._refreshed_s = now_s
         try:
             await self._look.get()
             await self._leases.look_up(group_ids)
@@ -195,6 +203,8 @@ class _SeveralGroups:
             return [Part(None, frame)]
         try:
             asked: Sequence[Any] | None = getattr(request, self.fields.asked) if self.fields.asked else None
+            if asked is not None and len(asked) > MAX_SPLIT:
+                return [Part(None, frame)]
             ids: list[str] | None = None if asked is None else [_group_id(each) for each in asked]
             parts: list[Part] = []
             for node, places in (await self.find(ids)).values():
@@ -202,7 +212,7 @@ class _SeveralGroups:
                 if asked is not None and len(places) < len(asked):
                     some = replace(request, **{self.fields.asked: tuple(asked[place] for place in places)})
                     own = encode_request_header(header) + b"".join(encode(some, header.api_version))
-                group_ids: list[str] = [] if ids is None else [ids[place] for place in places[:REFRESHED]]
+                group_ids: list[str] = [] if ids is None else [ids[places[0]]]
                 parts.append(Part(node, own, group_ids))
             return parts or [Part(None, frame)]
         finally:

@@ -223,11 +223,9 @@ def _api_name(frame: Frame) -> str:
     return ApiKey(frame[0] << 8 | frame[1]).name.lower()
 
 
-_REFUSALS = tuple(
-    int(code).to_bytes(2, "big") for code in (ErrorCode.NOT_COORDINATOR, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-)
+_REFUSAL = int(ErrorCode.NOT_COORDINATOR).to_bytes(2, "big")
 
 
 def _may_refuse(response: Frame) -> bool:
     """Return whether a response may contain the refusal of a node that no longer coordinates the group."""
-    return any(response.find(code, 4, SEARCHED_BYTES) >= 0 for code in _REFUSALS)
+    return response.find(_REFUSAL, 4, SEARCHED_BYTES) >= 0
