@@ -272,6 +272,20 @@ def test_every_address_of_worker_n_is_n_ports_higher() -> None:
     assert "--workers=1" in second.flags
 
 
+def test_address_that_workers_share_has_one_port() -> None:
+    settings = (
+        "listeners=CLIENTS://:9092,NODES://:9192",
+        "advertised.listeners=CLIENTS://all:19092,NODES://a:19192",
+        "listener.security.protocol.map=CLIENTS:PLAINTEXT,NODES:PLAINTEXT",
+        "shared.listener.names=CLIENTS",
+        "inter.broker.listener.name=NODES",
+    )
+    first, second = plan(load({"workers": "2"}, settings, {}))
+    assert (first.name, second.name) == ("a:19192", "a:19193")
+    assert "--set=listeners=NODES://:9193,CLIENTS://:9093" in second.flags
+    assert "--set=advertised.listeners=NODES://a:19193,CLIENTS://all:19092" in second.flags
+
+
 @pytest.mark.parametrize(
     ("listen", "metrics", "reason"),
     [
