@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import confluent_kafka
@@ -33,7 +34,7 @@ from tests.closing import close
 from tests.cluster.conftest import balanced, metric
 from tests.cluster.one_address import OneAddress, one_address, tried
 from tests.frames.handoff import configure
-from tests.frames.members import Member, create_topic, fresh, in_state, join_all
+from tests.frames.members import Member, create_topic, fresh, in_state
 from tests.frames.share import ACCEPT, Reader, send
 from tests.frames.transactions import Transactional
 from tests.postgres import Databases
@@ -126,6 +127,10 @@ async def offsets_of(client: WireClient, topic: str, group_ids: list[str]) -> li
     return [found[group_id] for group_id in group_ids]
 
 
+async def joined(one: Member) -> int:
+    return (await one.join()).error_code
+
+
 async def test_any_node_answers_for_any_group(shared: OneAddress) -> None:
     """Each node coordinates some of the groups, and each client speaks for all."""
     async with connected(shared) as clients:
@@ -135,13 +140,10 @@ async def test_any_node_answers_for_any_group(shared: OneAddress) -> None:
         for number, group_id in enumerate(group_ids):
             one = Member(clients[number % 2], group_id, version=3, session_timeout_ms=120_000)
 
-            async def join(of: Member = one) -> int:
-                return (await of.join()).error_code
-
             async def sync(of: Member = one) -> int:
                 return (await of.sync({of.member_id: b"assignment"}, version=3)).error_code
 
-            assert await tried(join) == NONE
+            assert await tried(partial(joined, one)) == NONE
             assert await tried(sync) == NONE
             assert await tried(one.heartbeat) == NONE
             assert await tried(lambda of=one: of.commit(topic, 7)) == NONE
@@ -190,7 +192,8 @@ async def test_coordinator_learns_that_a_client_of_another_node_has_died(shared:
             group_id = fresh("group")
             async with await WireClient.connect(node.bootstrap) as watching:
                 dying = await WireClient.connect(node.bootstrap)
-                await join_all(Member(dying, group_id, session_timeout_ms=120_000))
+                one = Member(dying, group_id, version=3, session_timeout_ms=120_000, rebalance_timeout_ms=120_000)
+                assert await tried(partial(joined, one)) == NONE
                 await dying.abort()
                 await in_state(watching, group_id, "Empty", seconds=60)
 
