@@ -110,7 +110,7 @@ class Kafka:
 
     def _connection(self, who: Viewer) -> ConnectionInfo:
         listener = next(each.name for each in self.services.settings.listeners)
-        return ConnectionInfo(f"console-{secrets.token_hex(8)}", who.host, listener, who.principal)
+        return ConnectionInfo(f"console-{secrets.token_hex(8)}", who.host, listener, principal=who.principal)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 

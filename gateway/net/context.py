@@ -68,7 +68,7 @@ class ConnectionInfo:
     listener: str = DEFAULT_NAME
     """Name of the listener that accepted the connection. Answers contain the addresses of the listeners of that
     name."""
-    shared: Address | None = None
+    shared: Address | None = field(default=None, kw_only=True)
     """The address that stands for all nodes, if the listener is shared. Answers then name one broker, `SHARED_NODE`."""
     principal: Principal = ANONYMOUS
     holdings: Holdings = field(default=UNBOUNDED, repr=False)

@@ -183,7 +183,7 @@ async def answer(reader: asyncio.StreamReader) -> bytes:
 
 @pytest.mark.parametrize("guarded", [False, True])
 async def test_client_is_stated_with_the_proof(guarded: bool) -> None:
-    client = ConnectionInfo("id", "/10.1.2.3", "CLIENTS", ("all", 9092), Principal("alice", by_token=True))
+    client = ConnectionInfo("id", "/10.1.2.3", "CLIENTS", Principal("alice", by_token=True), shared=("all", 9092))
     client.client_software_name, client.client_software_version = "client", "1"
     async with two(guarded=guarded) as both:
         chunks = await both.forwarder.handle(request(ApiKey.HEARTBEAT, 1, b"a"), client)
