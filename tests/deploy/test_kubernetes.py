@@ -81,6 +81,7 @@ def settings(objects: list[dict[str, Any]], directory: Path) -> Settings:
         "/etc/sluice/secret/settings": "num.network.threads=7\n",
         "/etc/sluice/tls/tls.key": "key",
         "/etc/sluice/tls/tls.crt": "chain",
+        "/etc/sluice/tls/ca.crt": "authority",
     }
     contents |= {
         f"/etc/sluice/config/{name}": text
@@ -205,6 +206,22 @@ def test_every_option_of_the_chart_makes_settings_that_a_node_accepts(tmp_path: 
     pods = {each["metadata"]["name"] for each in objects if each["kind"] == "Service"}
     assert {"sluice-0", "sluice-1", "sluice-2"} <= pods
     assert {"name": "AWS_REGION", "value": "eu-central-1"} in container(objects)["env"]
+
+
+@needs_helm
+@pytest.mark.parametrize("tls", ["", "tls: {secretName: sluice-tls}"])
+def test_one_service_leads_outside_clients_to_all_nodes(tls: str, tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text(f"external: {{host: kafka.example.org, shared: true}}\n{tls}")
+    objects = rendered(values)
+    check(objects, tmp_path)
+    shared = {
+        listener.name: listener.advertised for listener in settings(objects, tmp_path).listeners if listener.is_shared
+    }
+    assert shared == {"OUTSIDE": ("kafka.example.org", 9094)}
+    services = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "Service"}
+    assert services.keys() == {"sluice", "sluice-nodes", "sluice-outside"}
+    assert services["sluice-outside"]["selector"] == services["sluice"]["selector"]
 
 
 @needs_helm
