@@ -250,10 +250,16 @@ class Pool:
         raise AssertionError("the last attempt returns or raises")
 
     async def _run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        expired, history = self._expired, self._guard.history
+        expired = self._expired
         try:
             try:
+                history = self._guard.history
                 connection = await self._take()
+                while history != self._guard.history:
+                    # Another history was accepted while this call waited. The connection may lead to the former one.
+                    await self._let_go(connection)
+                    history = self._guard.history
+                    connection = await self._take()
                 try:
                     result = await work(connection)
                 except BaseException:

@@ -20,7 +20,7 @@ from storage.history import HistoryStore
 from storage.log import LogStore
 from storage.migrate import migrate
 from storage.object_store import ObjectStore
-from storage.pool import Database
+from storage.pool import Connection, Database
 from storage.queries import statement
 from storage.remembered import Remembered, write
 from storage.roller import Roller
@@ -31,6 +31,7 @@ from storage.topics import TopicStore
 from storage.transactions import TransactionStore
 from storage.types import Appended, NewTopic, PartitionKey, Refusal, Topic, unregistered
 from tests.cluster.proxy import proxied
+from tests.postgres import Databases
 from tests.restorable_postgres import RestorablePostgres
 from tests.storage.batches import EVERYTHING, append, new_batch, read
 from tests.storage.transactions import Producer, read_committed
@@ -49,8 +50,8 @@ class Node:
         self.log = LogStore(database)
 
     @classmethod
-    async def open(cls, url: str, directory: Path | None = None) -> Node:
-        node = cls(await Database.open(url), directory)
+    async def open(cls, url: str, directory: Path | None = None, **connections: int) -> Node:
+        node = cls(await Database.open(url, **connections), directory)
         await node.history.look_back()
         await migrate(node.database)
         node.history.accept(*await node.history.adopt())
@@ -285,6 +286,31 @@ async def test_a_read_that_spans_two_histories_has_no_result(database_url: str, 
     finally:
         await log.close()
         await node.close()
+
+
+async def test_a_call_that_waited_for_a_connection_runs_in_the_new_history(postgres: Databases) -> None:
+    url = postgres.create()
+    node = await Node.open(url, hot_connections=1)
+    held, release = asyncio.Event(), asyncio.Event()
+
+    async def hold(connection: Connection) -> None:
+        held.set()
+        await release.wait()
+        await connection.execute("select 1")
+
+    try:
+        holder = asyncio.create_task(node.database.hot.run(hold))
+        await held.wait()
+        waiter = asyncio.create_task(node.database.hot.fetch_value("select 2"))
+        node.history.accept(*await node.history.adopt())
+        assert not waiter.done()
+        release.set()
+        with pytest.raises(StorageUnavailable, match="another history"):
+            await holder
+        assert await waiter == 2
+    finally:
+        await node.close()
+        postgres.drop(url)
 
 
 async def test_ids_that_a_lost_history_gave_out_are_not_given_out_again(restorable: RestorablePostgres) -> None:
