@@ -125,6 +125,9 @@ async def test_topics_that_cannot_be_created_delay_no_other_record(sql: Connecti
         async with sql.transaction():
             await sql.execute("select kafka.produce($1, 'v')", f"twin{number}.a")
             await sql.execute("select kafka.produce($1, 'v')", f"twin{number}_a")
+    # Records wait for the topics of earlier records that can be created.
+    created = "select count(*) from kafka.partitions where topic like 'twin%.a'"
+    await until(lambda: sql.fetchval(created), "300 topics are created", holds=lambda count: count == 300)
     taken: list[float] = []
     for _ in range(10):
         end = await sql.fetchval("select end_offset from kafka.partitions where topic = $1 and partition = 0", topic)
