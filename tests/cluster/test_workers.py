@@ -25,24 +25,31 @@ from gateway.config.errors import ConfigurationError
 from gateway.config.settings import load
 from gateway.operate.workers import named, plan
 from tests.clients.topics import create_topic
-from tests.gateway_process import ROOT, GatewayFactory, answers, clean_environment
+from tests.gateway_process import ROOT, GatewayFactory, answers, clean_environment, free_ports
 from tests.postgres import short_directory
 from tests.steps.command import sluice
 from tests.steps.waiting import wait_for
 
-PORTS = iter(range(27000, 27490, 20))
 WORKERS = 3
+PORTS_OF_A_HOST = 20
+"""The workers' listeners have the first ports, their metrics the ports from the tenth on."""
 
 PATIENCE_S = 60.0
 
 T = TypeVar("T")
 
 
+def first_port() -> int:
+    """Return the first of the ports of a host, none of which has a listener."""
+    (port,) = free_ports(1, in_a_row=PORTS_OF_A_HOST)
+    return port
+
+
 class Host:
     """`sluice serve --workers` on ports of its own."""
 
     def __init__(self, directory: Path, *more: str) -> None:
-        self.directory, self.port = directory, next(PORTS)
+        self.directory, self.port = directory, first_port()
         self.bootstraps = [f"127.0.0.1:{self.port + number}" for number in range(WORKERS)]
         self.metrics = [f"http://127.0.0.1:{self.port + 10 + number}" for number in range(WORKERS)]
         self._log, self._said = directory / "host.log", directory / "host.out"
@@ -215,7 +222,7 @@ def test_a_second_node_at_the_address_of_a_live_node_is_refused_and_named(
     gateway_factory: GatewayFactory, database_url: str
 ) -> None:
     first = gateway_factory({"group.initial.rebalance.delay.ms": "0"}, database_url=database_url)
-    port = next(PORTS)
+    port = first_port()
     common = ("--database-url", database_url, "--metrics-listen", f"127.0.0.1:{port + 10}")
     same_name = sluice("serve", "--listen", f"127.0.0.1:{port}", "--advertise", first.bootstrap, *common)
     listeners = f"listeners=PLAINTEXT://127.0.0.1:{port},SECOND://127.0.0.1:{port + 1}"
@@ -234,7 +241,7 @@ def test_a_second_node_at_the_address_of_a_live_node_is_refused_and_named(
 
 
 def test_an_unreachable_advertised_address_logs_a_warning(gateway_factory: GatewayFactory, database_url: str) -> None:
-    nowhere = f"127.0.0.1:{next(PORTS)}"
+    nowhere = f"127.0.0.1:{first_port()}"
     node = gateway_factory(database_url=database_url, environment={"SLUICE_ADVERTISE": nowhere})
     said = wait_for(
         lambda: [line for line in node.log_text().splitlines() if "cannot reach its own advertised address" in line],
@@ -250,7 +257,7 @@ async def test_a_database_of_a_newer_schema_is_refused(database_url: str) -> Non
         await connection.execute("insert into sluice.schema_migration (version, file_name) values (999, 'later')")
     finally:
         await connection.close()
-    port = next(PORTS)
+    port = first_port()
     refused = sluice("serve", "--workers=2", f"--listen=127.0.0.1:{port}", f"--database-url={database_url}")
     assert refused.returncode == 1
     assert "the database's schema is version 999" in refused.stderr
