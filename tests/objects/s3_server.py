@@ -22,9 +22,8 @@ from pathlib import Path
 import pytest
 
 from tests.gateway_process import free_ports
+from tests.go_programs import built
 
-BUILDS = Path(__file__).parents[2] / ".compat" / "objects"
-BUILD_TIMEOUT_S = 1_200
 START_SECONDS = 30.0
 BUCKET = "records"
 ACCESS_KEY, SECRET_KEY = "sluice-test", "sluice-test-secret"
@@ -86,17 +85,7 @@ def missing() -> str | None:
 def build(name: str) -> Path:
     """Build the program if it does not exist yet, and return its path."""
     program = PROGRAMS[name]
-    folder = BUILDS / f"{name}-{program.version}"
-    built = folder / name
-    if not built.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        subprocess.run(
-            ["go", "install", f"{program.package}@{program.version}"],
-            env={**os.environ, "GOBIN": str(folder)},
-            check=True,
-            timeout=BUILD_TIMEOUT_S,
-        )
-    return built
+    return built(program.package, program.version, f"objects/{name}-{program.version}")
 
 
 class S3Server:
