@@ -26,6 +26,7 @@ from tests.commands.terminal import Prompt, produce
 from tests.commands.terminal import sluice as sluice
 from tests.commands.terminal import topic as topic
 from tests.gateway_process import GatewayProcess
+from tests.steps.moved import without_leader
 
 
 @pytest.mark.parametrize(
@@ -93,14 +94,7 @@ def test_tail_names_a_partition_that_does_not_answer(
         response = ask(self, response_type, request, **more)
         if not isinstance(request, ListOffsetsRequest):
             return response
-        (found,) = response.topics
-        partitions = [
-            dataclasses.replace(each, error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER, offset=-1)
-            if each.partition_index == 0
-            else each
-            for each in found.partitions
-        ]
-        return dataclasses.replace(response, topics=(dataclasses.replace(found, partitions=tuple(partitions)),))
+        return without_leader(response)
 
     monkeypatch.setattr(Cluster, "ask", moving)
     assert f"{topic}[0] does not answer now" in sluice("topics", "tail", topic, code=1)

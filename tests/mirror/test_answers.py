@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import uuid
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from protocol.messages.offset_commit import (
 from tests.clients.topics import create_topic
 from tests.gateway_process import GatewayProcess
 from tests.mirror.mirrors import commit, committed, fill, words
+from tests.steps.moved import without_leader
 
 
 def mirror_here(source: str, target: GatewayProcess, *more: str) -> int:
@@ -48,14 +48,7 @@ def test_a_mirror_whose_source_does_not_say_where_a_log_ends_does_not_report_a_c
         asked += 1
         if asked <= 2:  # where each log begins and ends
             return response
-        (found,) = response.topics
-        partitions = [
-            dataclasses.replace(each, error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER, offset=-1)
-            if each.partition_index == 0
-            else each
-            for each in found.partitions
-        ]
-        return dataclasses.replace(response, topics=(dataclasses.replace(found, partitions=tuple(partitions)),))
+        return without_leader(response)
 
     monkeypatch.setattr(Cluster, "ask", moving)
     code = mirror_here(source, target, "--topics", topic)
