@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Protocol
@@ -248,7 +247,10 @@ PORTS = range(12_000, 32_000)
 """Ports below the range from which the kernel chooses ports of outgoing connections."""
 SLICE = 400
 
-_given: deque[int] = deque(maxlen=SLICE // 2)
+_next_offset = [random.randrange(SLICE)]
+"""The offset in its range at which this process looks next. It begins at random, because two processes share a range if
+all others are taken.
+"""
 
 
 @functools.cache
@@ -274,19 +276,20 @@ def _own_slice() -> range:
 
 
 def free_ports(count: int, *, in_a_row: int = 1) -> list[int]:
-    """Return ports without a listener. A port is returned again after 200 others at the earliest. With `in_a_row`, each
-    returned port is followed by that many free ports, itself included.
+    """Return ports without a listener. With `in_a_row`, each returned port is followed by that many free ports, itself
+    included. The process goes round its range, so a port is returned again after nearly all others.
     """
-    ports: list[int] = []
-    while len(ports) < count:
-        slice_ = _own_slice()
-        first = random.choice(slice_[: len(slice_) - in_a_row + 1])
-        row = range(first, first + in_a_row)
-        if any(port in _given for port in row) or not all(map(_is_free, row)):
-            continue
-        _given.extend(row)
-        ports.append(first)
-    return ports
+    return [_next_row(in_a_row) for _ in range(count)]
+
+
+def _next_row(length: int) -> int:
+    """Return the first port of the next free row. Raise `OSError` if the range of this process has none."""
+    ports, start = _own_slice(), _next_offset[0]
+    for offset in (*range(start, SLICE - length + 1), *range(min(start, SLICE - length + 1))):
+        if all(map(_is_free, ports[offset : offset + length])):
+            _next_offset[0] = (offset + length) % SLICE
+            return ports[offset]
+    raise OSError(f"of ports {ports.start} to {ports.stop - 1}, no {length} in a row are free")
 
 
 def _is_free(port: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import signal
@@ -270,7 +271,10 @@ def data_of(processes: Sequence[psutil.Process]) -> str:
     """Return the data directory in the command line of a server's Postgres. Servers of parallel tests have other
     directories.
     """
-    commands = [" ".join(process.cmdline()) for process in processes]
+    commands = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # Postgres ends some of its processes soon.
+            commands.append(" ".join(process.cmdline()))
     (data,) = [path for path in glob.glob(DATA) if any(f"{path}/" in command for command in commands)]
     return data
 
