@@ -88,7 +88,9 @@ class Renewal:
             for name, shared in self._sasl.items():
                 shared.renew_users(users[name])
             if renewed:
-                self._catalog.set_broker(broker)
+                # The other nodes may have altered settings while the certificates were read.
+                now = self._catalog.broker
+                self._catalog.set_broker(parse_stored(static, now.dynamic, now.own)[0])
                 logger.info("settings were read again from their files", settings=sorted(renewed))
         later = changed - renewed - self._told
         if later:

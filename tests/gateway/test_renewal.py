@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -13,11 +14,15 @@ import pytest
 
 from gateway.app import App
 from gateway.building.database import DATABASE_PATIENCE_S
+from gateway.building.renewal import Renewal
 from gateway.building.undo import StartError
+from gateway.config.broker import BrokerConfig
 from gateway.config.settings import load
+from gateway.security.tls import Certificates
 from storage.errors import StorageUnavailable
 from storage.pool import Database
 from tests.clients.workers import counted
+from tests.gateway.admin import admin_node
 from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 from tests.secured import Authority, Certificate, authenticate, plain_token
 from tests.steps.waiting import until, wait_for
@@ -120,6 +125,33 @@ async def test_replaced_password_file_decides_later_logins(gateway_factory: Gate
     assert "they take effect at the next start" in log
     assert "num.partitions" in log
     assert '"after"' not in log
+
+
+async def test_setting_altered_while_files_are_read_stays_in_effect(database_url: str, tmp_path: Path) -> None:
+    """The node hears of a change by another node only once."""
+    path = tmp_path / "settings"
+    name = "listener.name.asking.plain.sasl.jaas.config"
+    path.write_text(f'{name}={LOGIN}"before";\n')
+    given = {
+        "listeners": "ASKING://127.0.0.1:9092",
+        "listener.security.protocol.map": "ASKING:SASL_PLAINTEXT",
+        "listener.name.asking.sasl.enabled.mechanisms": "PLAIN",
+    }
+    assignments = [f"{key}={value}" for key, value in given.items()]
+    settings = load({}, assignments, {"SLUICE_SET_FILE": str(path)}).settings
+    async with admin_node(database_url, broker=dict(settings.broker.static)) as node:
+
+        class AlteredMeanwhile(Certificates):
+            async def read(self, broker: BrokerConfig, *, every: bool = False) -> Callable[[], None]:
+                await node.topics.set_broker_configs({"message.max.bytes": "2000"})
+                await node.catalog.refresh_if_changed()
+                return await super().read(broker, every=every)
+
+        replace(path, f'{name}={LOGIN}"after";\n')
+        await Renewal(settings, node.catalog, AlteredMeanwhile(), {}, asyncio.Lock()).look()
+        assert "after" in node.catalog.broker.static[name]
+        await node.catalog.refresh_if_changed()
+        assert node.catalog.broker.message_max_bytes == 2000
 
 
 async def test_start_with_a_refused_login_ends_without_waiting(database_url: str, tmp_path: Path) -> None:

@@ -235,8 +235,8 @@ async def _alter_brokers_alone(
     await services.topics.set_broker_configs(
         _differing(wanted, current), current.keys() - wanted.keys(), broker=resource_name
     )
-    if resource_name in (ALL_BROKERS, own_name):
-        services.catalog.set_broker(altered)
+    # `altered` may be older than what Postgres now has: another request may have changed other settings concurrently.
+    await services.catalog.refresh_if_changed()
     if use_certificates is not None:
         use_certificates()
     shown = {name: shown_value(name, value) for name, value in wanted.items()}

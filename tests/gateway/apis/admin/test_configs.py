@@ -450,6 +450,7 @@ async def test_concurrent_changes_do_not_undo_each_other(database_url: str, kind
             assert topic is not None
             stored = dict(topic.configs)
         assert stored == {kept: "500"}
+        assert node.catalog.broker.dynamic == ({} if kind == TOPIC else stored), "the node obeys what is stored"
 
 
 async def test_legacy_alter_configs_resets_unnamed_settings(database_url: str) -> None:
