@@ -55,6 +55,9 @@ AUDITED = frozenset(
         ApiKey.UPDATE_FEATURES,
         ApiKey.WRITE_TXN_MARKERS,
         ApiKey.UNREGISTER_BROKER,
+        ApiKey.UNREGISTER_CONTROLLER,
+        ApiKey.ADD_RAFT_VOTER,
+        ApiKey.REMOVE_RAFT_VOTER,
     }
 )
 

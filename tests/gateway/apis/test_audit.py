@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from structlog.testing import capture_logs
@@ -37,6 +38,7 @@ from protocol.messages import (
     update_features,
     write_txn_markers,
 )
+from protocol.messages.add_raft_voter import AddRaftVoterRequest
 from protocol.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
     ScramCredentialDeletion,
@@ -48,8 +50,10 @@ from protocol.messages.delete_groups import DeleteGroupsRequest
 from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from protocol.messages.expire_delegation_token import ExpireDelegationTokenRequest
 from protocol.messages.metadata import MetadataRequest
+from protocol.messages.remove_raft_voter import RemoveRaftVoterRequest
 from protocol.messages.renew_delegation_token import RenewDelegationTokenRequest
 from protocol.messages.unregister_broker import UnregisterBrokerRequest
+from protocol.messages.unregister_controller import UnregisterControllerRequest
 from tests.conftest import gateways
 from tests.gateway_process import ROOT, clean_environment
 from tests.postgres import Databases
@@ -198,6 +202,10 @@ def requests(topic: str) -> Iterator[tuple[Any, int, list[str]]]:
     yield update_features.UpdateFeaturesRequest(feature_updates=(feature,)), 1, ["nothing"]
     yield write_txn_markers.WriteTxnMarkersRequest(markers=()), 1, ["markers"]
     yield UnregisterBrokerRequest(broker_id=99), 0, ["99"]
+    yield UnregisterControllerRequest(controller_id=98), 0, ["98", "CONTROLLER_ID_NOT_REGISTERED"]
+    voter = {"cluster_id": None, "voter_id": 97, "voter_directory_id": UUID(int=1)}
+    yield AddRaftVoterRequest(timeout_ms=1, **voter), 0, ["97"]
+    yield RemoveRaftVoterRequest(**voter), 0, ["97", "UNSUPPORTED_VERSION"]
     yield CreateDelegationTokenRequest(max_lifetime_ms=60_000), 3, ["token_id", '"hmac": "[hidden]"']
     yield RenewDelegationTokenRequest(hmac=b"secret-key"), 2, ["DELEGATION_TOKEN_NOT_FOUND"]
     yield ExpireDelegationTokenRequest(hmac=b"secret-key"), 2, ["DELEGATION_TOKEN_NOT_FOUND"]
