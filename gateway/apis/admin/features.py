@@ -111,6 +111,8 @@ async def update_features(
     if any(count > 1 for count in Counter(update.feature for update in request.feature_updates).values()):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "a feature appears more than once")
     membership = context.services.membership
+    # Another node may have changed a level since this node last read the levels.
+    await membership.look()
     levels = finalized(membership, context.services.settings.broker)
     for update in request.feature_updates:
         level, current = update.max_version_level, levels.get(update.feature, LOWEST_LEVEL)

@@ -57,6 +57,15 @@ async def test_feature_level_is_lowered_and_raised_on_every_node(database_url: s
             assert other.membership.read_ms >= epoch
 
 
+async def test_update_at_a_node_that_has_not_read_the_last_one_takes_effect(database_url: str) -> None:
+    async with admin_node(database_url) as node, admin_node(database_url, name="node-2") as other:
+        await ask(node, to(0, SAFE))
+        await ask(other, to(2))
+        await node.membership.renew()
+        for each in (node, other):
+            assert (await levels(each))[0][TRANSACTIONS] == 2
+
+
 async def test_feature_level_survives_a_restart(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await ask(node, to(1, UNSAFE))
