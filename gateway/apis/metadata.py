@@ -94,7 +94,7 @@ class Placement:
         self._alive: tuple[int, ...] = membership.broker_ids
         self._replicas: dict[tuple[int, int], tuple[int, ...]] = {}
         self._leaders = leaders_seen(context)
-        self.view = (listener, self._leaders)
+        self.view = (listener, self._leaders, frozenset(self._reachable))
         """Placements with equal views give equal answers."""
 
     @property
