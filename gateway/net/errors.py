@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from protocol.api_keys import ApiKey
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, KafkaError
 from storage.errors import RecordsUnreadable, StorageConflict, StorageError, StorageUnavailable
 from storage.types import Refusal
 
@@ -90,3 +90,8 @@ def storage_code(api_key: ApiKey, error: StorageError) -> ErrorCode:
     if isinstance(error, RecordsUnreadable):
         return ErrorCode.KAFKA_STORAGE_ERROR
     return ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def storage_refusal(api_key: ApiKey, error: StorageError) -> KafkaError:
+    """Return the error for the elements of a request that storage failed to change after it had changed others."""
+    return KafkaError(storage_code(api_key, error), "storage is not available")

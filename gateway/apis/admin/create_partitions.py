@@ -12,6 +12,7 @@ from gateway.apis.admin.replica_assignment import Brokers
 from gateway.apis.services import FindsTopics, HasCatalog
 from gateway.config.topic import requested_replication_factor
 from gateway.net.context import RequestContext
+from gateway.net.errors import storage_refusal
 from gateway.net.pieces import in_pieces, mapped, tally
 from gateway.security.authorizer import may_topic, refusal_of
 from gateway.security.kinds import AclOperation, ResourceType
@@ -22,6 +23,7 @@ from protocol.messages.create_partitions import (
     CreatePartitionsTopic,
     CreatePartitionsTopicResult,
 )
+from storage.errors import StorageError
 from storage.types import Refusal, Topic
 
 logger = structlog.get_logger(__name__)
@@ -41,10 +43,14 @@ async def create_partitions(
     brokers = await Brokers.read(services, asked=True)
     mutations = services.throttles.mutations(context, STRICT_CREATE_PARTITIONS)
     results: dict[str, CreatePartitionsTopicResult] = {}
+    failure: KafkaError | None = None
+    any_extended = False
     async for topic in in_pieces(request.topics):
         if topic.name in results:
             continue
         try:
+            if failure is not None:
+                raise failure
             if named[topic.name] > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
             if not may_topic(context, AclOperation.ALTER, topic.name):
@@ -53,10 +59,18 @@ async def create_partitions(
             if not request.validate_only:
                 mutations.record(topic.count - len(known.partitions))
                 replicas = await _replicas(topic, known, brokers)
-                grown = await services.topics.create_partitions(known.topic_id, topic.count, replicas)
+                try:
+                    grown = await services.topics.create_partitions(known.topic_id, topic.count, replicas)
+                except StorageError as error:
+                    if not any_extended:
+                        raise
+                    logger.warning("topic not extended, and none after it", topic=topic.name, reason=str(error))
+                    failure = storage_refusal(context.api_key, error)
+                    raise failure from error
                 if isinstance(grown, Refusal):
                     raise topic_refusal(grown, topic.name)
                 services.catalog.apply(grown)
+                any_extended = True
                 logger.info("partitions created", topic=topic.name, partitions=topic.count)
         except KafkaError as error:
             results[topic.name] = CreatePartitionsTopicResult(

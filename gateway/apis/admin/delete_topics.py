@@ -10,6 +10,7 @@ import structlog
 from gateway.apis.admin.new_topics import TopicServices
 from gateway.apis.services import FindsTopics
 from gateway.net.context import RequestContext
+from gateway.net.errors import storage_refusal
 from gateway.net.pieces import in_pieces, mapped, tally
 from gateway.security.authorizer import HasAuthorizer, may, may_topic, refusal_of
 from gateway.security.kinds import AclOperation, ResourceType
@@ -21,6 +22,7 @@ from protocol.messages.delete_topics import (
     DeleteTopicState,
 )
 from protocol.schema import ZERO_UUID
+from storage.errors import StorageError
 from storage.types import Topic
 
 logger = structlog.get_logger(__name__)
@@ -45,14 +47,27 @@ async def delete_topics(request: DeleteTopicsRequest, context: RequestContext[To
     await services.catalog.refresh_if_changed()
     mutations = services.throttles.mutations(context, STRICT_DELETE_TOPICS)
     responses: dict[DeleteTopicState, DeletableTopicResult] = {}
+    failure: KafkaError | None = None
+    any_deleted = False
     async for state in in_pieces(asked):
         if state in responses:
             continue
         try:
+            if failure is not None:
+                raise failure
             topic = _find_deletable(state, named, context)
             mutations.record(len(topic.partitions))
-            if not await services.topics.delete(topic.topic_id):
+            try:
+                is_deleted = await services.topics.delete(topic.topic_id)
+            except StorageError as error:
+                if not any_deleted:
+                    raise
+                logger.warning("topic not deleted, and none after it", topic=topic.name, reason=str(error))
+                failure = storage_refusal(context.api_key, error)
+                raise failure from error
+            if not is_deleted:
                 raise _unknown(state)
+            any_deleted = True
         except KafkaError as error:
             responses[state] = DeletableTopicResult(
                 name=_shown_name(state, error, context),

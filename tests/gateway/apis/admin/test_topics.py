@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Awaitable
 from dataclasses import replace
+from typing import Any
 from uuid import uuid4
 
+import asyncpg
 import pytest
 
 from gateway.apis.admin.new_topics import MAX_PARTITIONS_PER_REQUEST, plan_internal
@@ -22,6 +26,7 @@ from protocol.messages.create_topics import CreatableReplicaAssignment, Creatabl
 from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from protocol.schema import ZERO_UUID
 from tests.gateway.admin import SHOWN_CONFIGS, AdminNode, admin_node, config_entries
+from tests.steps.waiting import until_blocked
 
 
 def partitions_of(node: AdminNode, name: str) -> int:
@@ -45,6 +50,24 @@ def assigned(*broker_ids: tuple[int, ...], first: int = 0) -> tuple[CreatableRep
     return tuple(
         CreatableReplicaAssignment(partition_index=index, broker_ids=ids) for index, ids in enumerate(broker_ids, first)
     )
+
+
+async def cut_at(url: str, topic: str, change: Awaitable[Any]) -> Any:
+    """Return the result of the change, whose connection to Postgres ends when it changes this topic."""
+    watcher, locker = await asyncpg.connect(url), await asyncpg.connect(url)
+    try:
+        async with locker.transaction():
+            await locker.execute("select from sluice.topic where name = $1 for update", topic)
+            changing = asyncio.ensure_future(change)
+            await until_blocked(watcher)
+            await watcher.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where datname = current_database() and wait_event_type = 'Lock'"
+            )
+            return await changing
+    finally:
+        await locker.close()
+        await watcher.close()
 
 
 # --- CreateTopics ---------------------------------------------------------------------------------------------------
@@ -339,6 +362,21 @@ async def test_another_nodes_topic_can_be_deleted(database_url: str) -> None:
         assert answer.responses[0].error_code == ErrorCode.NONE
 
 
+async def test_topics_that_were_deleted_before_postgres_failed_are_not_refused(database_url: str) -> None:
+    """A client that repeats the request would get UNKNOWN_TOPIC_OR_PARTITION for a topic that it has deleted."""
+    async with admin_node(database_url) as node:
+        names = ("first", "second", "third")
+        for name in names:
+            await node.create(name)
+        request = DeleteTopicsRequest(topics=tuple(DeleteTopicState(name=name) for name in names))
+        answer = await cut_at(database_url, "second", node.ask(ApiKey.DELETE_TOPICS, request, 6))
+        codes = {response.name: response.error_code for response in answer.responses}
+        failed = ErrorCode.REQUEST_TIMED_OUT
+        assert codes == {"first": ErrorCode.NONE, "second": failed, "third": failed}
+        assert node.catalog.get("first") is None
+        assert await node.topics.find("third") is not None
+
+
 # --- CreatePartitions -----------------------------------------------------------------------------------------------
 
 
@@ -429,6 +467,17 @@ async def test_create_partitions_twice_for_one_topic_is_refused(database_url: st
         (result,) = await grow(node, growth("orders", 2), growth("orders", 3))
         assert result.error_code == ErrorCode.INVALID_REQUEST
         assert partitions_of(node, "orders") == 1
+
+
+async def test_topics_that_were_extended_before_postgres_failed_are_not_refused(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        names = ("first", "second", "third")
+        for name in names:
+            await node.create(name)
+        results = await cut_at(database_url, "second", grow(node, *(growth(name, 2) for name in names)))
+        failed = ErrorCode.REQUEST_TIMED_OUT
+        assert [result.error_code for result in results] == [ErrorCode.NONE, failed, failed]
+        assert [partitions_of(node, name) for name in names] == [2, 1, 1]
 
 
 async def test_too_many_new_partitions_are_refused(database_url: str) -> None:
