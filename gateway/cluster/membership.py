@@ -103,6 +103,7 @@ class Membership:
         """Ids of `controllers()`; a new object only if they change."""
         self._levels: Mapping[str, int] = {}
         self._read_ms = 0
+        self._reads_begun = self._read_taken = 0
         self._leaders = Leaders(())
         self.leads: Callable[[Partition], bool] = lambda _partition: False
         """Returns whether clients of a partition are sent to this node. Whenever `leaders` changes, this becomes a new
@@ -259,9 +260,9 @@ class Membership:
             node_id, self._listeners, self._rack, self._store.incarnation(node_id), roles=self._roles
         )
         await self._catch_up()
-        alive = await self._store.alive()
+        number, alive = await self._read_alive()
         self._registered_until_s = started_s + self._ttl_ms / 1000
-        self._take(alive)
+        self._take(number, alive)
         self._registered()
 
     async def renew(self) -> None:
@@ -298,16 +299,16 @@ class Membership:
             return
         if lapsed:
             await self._catch_up()
-        alive = await self._store.alive()
+        number, alive = await self._read_alive()
         self._registered_until_s = started_s + self._ttl_ms / 1000
-        self._take(alive)
+        self._take(number, alive)
         if lapsed:
             logger.warning("the registration had expired: other nodes may have taken this node for dead")
             self._registered()
 
     async def look(self) -> None:
         """Read the live nodes now. Raise StorageError."""
-        self._take(await self._store.alive())
+        self._take(*await self._read_alive())
 
     async def withdraw(self) -> None:
         """Remove this node's registration for good. Raise StorageError."""
@@ -332,7 +333,17 @@ class Membership:
         self._known_since_s = now_s + (self._ttl_ms / 1000 if len(self._alive) > 1 else 0)
         self._announcements.registered()
 
-    def _take(self, alive: list[Node]) -> None:
+    async def _read_alive(self) -> tuple[int, list[Node]]:
+        """Read the live nodes. Return the number of this read, for `_take`."""
+        self._reads_begun += 1
+        number = self._reads_begun
+        return number, await self._store.alive()
+
+    def _take(self, number: int, alive: list[Node]) -> None:
+        if number < self._read_taken:
+            # Reads run concurrently. Older values would hide nodes, and levels of features, that are known already.
+            return
+        self._read_taken = number
         if alive:
             self._levels = alive[0].levels  # all nodes were read in one statement, so these values are the same for all
         self._read_ms = max((node.read_ms for node in alive), default=self._read_ms)

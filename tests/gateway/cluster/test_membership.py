@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -94,6 +95,39 @@ async def test_controller_that_joins_or_leaves_moves_no_leader(database: Databas
     await broker.membership.renew()
     assert broker.membership.leaders is leaders
     assert _ids(broker.membership.controllers()) == [1]
+
+
+class LateAnswer(NodeStore):
+    """Delays the answer to one read of the live nodes."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.delays = False
+        self.has_read, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def alive(self) -> list[StoredNode]:
+        delays, self.delays = self.delays, False
+        found = await super().alive()
+        if delays:
+            self.has_read.set()
+            await self.may_answer.wait()
+        return found
+
+
+async def test_late_answer_to_an_earlier_read_of_the_live_nodes_is_ignored(database: Database) -> None:
+    store, other = LateAnswer(database), Node(database, 9093)
+    membership = Membership(store, {"PLAINTEXT": ("127.0.0.1", 9092)}, None, TTL_MS)
+    await membership.join()
+    store.delays = True
+    looking = asyncio.create_task(membership.look())
+    await store.has_read.wait()
+    await other.membership.join()
+    await membership.finalize({"transaction.version": 1})
+    store.may_answer.set()
+    await looking
+    assert membership.levels == {"transaction.version": 1}, "the node obeys the level since the call returned"
+    assert _ids(membership.alive()) == [1, 2]
+    assert membership.has_other_brokers
 
 
 async def test_replaced_process_counts_as_gone_although_its_node_is_live(database: Database) -> None:
