@@ -179,17 +179,9 @@ def _value(key: QuotaKey, value: float) -> float:
 async def describe_client_quotas(
     request: DescribeClientQuotasRequest, context: RequestContext[HasCatalog]
 ) -> DescribeClientQuotasResponse:
-    """Describe the entities that every component matches. With `strict`, only entities without further parts."""
-    wanted: dict[EntityType, ComponentData] = {}
-    for component in request.components:
-        kind = _kind(component.entity_type, f"Custom entity type '{component.entity_type}' not supported")
-        if kind in wanted:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Duplicate {kind} filter component entity type")
-        if component.match_type not in frozenset(Match):
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown match type {component.match_type}")
-        if component.match_type == Match.EXACT and component.match is None:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "Request specified EXACT, but gave no match")
-        wanted[kind] = component
+    """Describe the entities that every component matches. With `strict`, only entities without further parts. Mirrors
+    ClientQuotasImage.describe."""
+    wanted = _wanted(request.components)
     quotas = context.services.catalog.quotas
     found = [
         (_place(entity, len(quotas)), entity, values)
@@ -205,6 +197,35 @@ async def describe_client_quotas(
         async for _, entity, values in in_pieces(found)
     ]
     return DescribeClientQuotasResponse(error_message=None, entries=tuple(entries))
+
+
+def _wanted(components: Sequence[ComponentData]) -> Mapping[EntityType, ComponentData]:
+    """Return the components by the type that each selects. Raise KafkaError for the first fault."""
+    wanted: dict[EntityType, ComponentData] = {}
+    for component in components:
+        if not component.entity_type:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Invalid empty entity type.")
+        if component.entity_type not in frozenset(EntityType):
+            raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"Unsupported entity type {component.entity_type}")
+        kind = EntityType(component.entity_type)
+        if kind in wanted:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, f"Entity type {kind} cannot appear more than once in the filter."
+            )
+        if component.match_type not in frozenset(Match):
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown match type {component.match_type}")
+        is_exact = component.match_type == Match.EXACT
+        if is_exact and component.match is None:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Request specified EXACT, but gave no match")
+        if not is_exact and component.match is not None:
+            name = Match(component.match_type).name
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Request specified {name}, but also a match")
+        wanted[kind] = component
+    if EntityType.IP in wanted and len(wanted) > 1:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, "Invalid entity filter component combination, an ip stands for itself alone."
+        )
+    return wanted
 
 
 refuse_describe_client_quotas = DerivedRefusal(ApiKey.DESCRIBE_CLIENT_QUOTAS, values={"entries": None})

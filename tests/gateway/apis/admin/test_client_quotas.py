@@ -151,19 +151,27 @@ async def test_validate_only_request_changes_nothing(database_url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "components",
+    ("components", "code"),
     [
-        (component("planet", ANY),),
-        (component("user", ANY), component("user", DEFAULT)),
-        (component("user", 3),),
-        (component("user", EXACT),),
+        ((component("planet", ANY),), ErrorCode.UNSUPPORTED_VERSION),
+        ((component("", ANY),), INVALID),
+        ((component("user", ANY), component("user", DEFAULT)), INVALID),
+        ((component("user", 3),), INVALID),
+        ((component("user", EXACT),), INVALID),
+        ((component("user", DEFAULT, "u"),), INVALID),
+        ((component("user", ANY, "u"),), INVALID),
+        ((component("ip", ANY), component("user", ANY)), INVALID),
+        ((component("client-id", EXACT, "c"), component("ip", DEFAULT)), INVALID),
     ],
 )
-async def test_empty_quota_filter_is_refused(database_url: str, components: tuple[ComponentData, ...]) -> None:
+async def test_quota_filter_that_kafka_refuses_is_refused(
+    database_url: str, components: tuple[ComponentData, ...], code: ErrorCode
+) -> None:
     async with admin_node(database_url) as node:
         with pytest.raises(KafkaError) as refused:
             await described(node, *components)
-        assert refused.value.code is INVALID
+        assert refused.value.code is code
+        assert refused.value.message
 
 
 async def test_addresses_have_quotas_of_their_own(database_url: str) -> None:
