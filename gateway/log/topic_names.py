@@ -45,14 +45,18 @@ class RenderedNames:
 
     def __init__(self, existing: Mapping[str, str]) -> None:
         self._existing = existing
-        self._asked: dict[str, str] = {}
+        self._planned: dict[str, str] = {}
 
     def find_collision(self, name: str) -> str | None:
-        """Return a name that renders like `name`, and that exists or was checked before."""
+        """Return a name that renders like `name`, and that exists or was planned before."""
         if "." not in name and "_" not in name:
             return None
-        found = self._existing.get(rendered(name)) or self._asked.setdefault(rendered(name), name)
+        found = self._existing.get(rendered(name)) or self._planned.get(rendered(name))
         return found if found != name else None
+
+    def plan(self, name: str) -> None:
+        """Note a name whose topic is about to be created."""
+        self._planned[rendered(name)] = name
 
 
 def rendered(name: str) -> str:

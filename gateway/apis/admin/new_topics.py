@@ -71,6 +71,7 @@ def plan_automatic(name: str, broker: BrokerConfig, rendered: RenderedNames) -> 
     if name == CLUSTER_METADATA:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     _check_name(name, rendered)
+    rendered.plan(name)
     if name in (CONSUMER_OFFSETS, TRANSACTION_STATE):
         return plan_internal(name, broker)
     return NewTopic(name, broker.num_partitions, {}, internal=name in INTERNAL_TOPICS)
@@ -102,6 +103,7 @@ def plan_topic(topic: CreatableTopic, broker: BrokerConfig, rendered: RenderedNa
     if replication_factor != DEFAULT:
         configs[REPLICATION_FACTOR] = str(replication_factor)
     count = broker.num_partitions if partition_count == DEFAULT else partition_count
+    rendered.plan(topic.name)
     return NewTopic(topic.name, count, configs, internal=topic.name in INTERNAL_TOPICS, replicas=replicas)
 
 

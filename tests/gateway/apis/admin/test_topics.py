@@ -237,6 +237,12 @@ async def test_colliding_names_are_refused(database_url: str, first: str, second
         assert first in later.error_message
 
 
+async def test_refused_topic_collides_with_no_other_of_its_request(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        one, other = await create(node, new("a.b", configs=config_entries({"retention.ms": "soon"})), new("a_b"))
+        assert (one.error_code, other.error_code) == (ErrorCode.INVALID_CONFIG, ErrorCode.NONE)
+
+
 async def test_too_many_partitions_in_one_request_are_refused(database_url: str) -> None:
     async with admin_node(database_url) as node:
         half = MAX_PARTITIONS_PER_REQUEST // 2
