@@ -25,7 +25,10 @@ class Brokers:
 
     @classmethod
     async def read(cls, services: HasMembership, *, asked: bool) -> Brokers:
-        """Read the live nodes, and all others only if they are `asked` for. Raise StorageError."""
+        """Return the live nodes. If the request names nodes (`asked`), read the live nodes and all others now: a node
+        may have started since this node last read them. Raise StorageError."""
+        if asked:
+            await services.membership.look()
         alive = {int(node.node_id): node.rack for node in services.membership.brokers()}
         others = await services.membership.fenced() if asked else ()
         fenced = {int(node.node_id): node.rack for node in others if node.node_id not in alive}

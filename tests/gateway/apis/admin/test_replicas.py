@@ -115,6 +115,22 @@ async def reassign(
     return [(part.error_code, part.error_message) for part in topic.partitions]
 
 
+async def test_node_that_has_just_started_may_be_named(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        await node.create("t")
+        await node.create("grown", factor=1)
+        async with admin_node(database_url, name="node-2"):
+            await assigned(node, "new", (2, 1))
+            assert await reassign(node, "t", (0, (2,))) == [(ErrorCode.NONE, None)]
+            assert [leader for leader, *_ in await shown(node, "t")] == [2]
+        async with admin_node(database_url, name="node-3"):
+            growth = CreatePartitionsTopic(
+                name="grown", count=2, assignments=(CreatePartitionsAssignment(broker_ids=(3,)),)
+            )
+            answer = await node.ask(ApiKey.CREATE_PARTITIONS, CreatePartitionsRequest(topics=(growth,)), 3)
+            assert answer.results[0].error_code == ErrorCode.NONE, answer.results[0]
+
+
 async def elect(
     node: AdminNode, asked: dict[str, tuple[int, ...]] | None, election: int = PREFERRED, version: int = 2
 ) -> dict[str, dict[int, tuple[int, str | None]]]:
