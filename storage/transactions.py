@@ -73,6 +73,8 @@ class RecordedProducer:
     updated_ms: int
     started_ms: int | None
     """Time at which the transaction began; None: no transaction is open."""
+    last_started_ms: int | None
+    """Begin of the last transaction that has ended; None: none since the producer was initialized."""
 
 
 class OverdueTransaction(NamedTuple):
@@ -202,7 +204,7 @@ class TransactionStore:
         )
         read = [(_stored_producer(loaded(row["transactional_id"]), row), row["updated_ms"]) for row in rows]
         return [
-            RecordedProducer(each.transactional_id, each.record, updated_ms, each.started_ms)
+            RecordedProducer(each.transactional_id, each.record, updated_ms, each.started_ms, each.last_started_ms)
             for each, updated_ms in read
             if each.record is not None
         ]

@@ -19,7 +19,7 @@ from gateway.config.broker import BrokerConfig
 from gateway.coordinator.consumer.model import ConsumerGroupHeartbeat
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ConnectionId
-from gateway.coordinator.transactions import InitProducer
+from gateway.coordinator.transactions import EXHAUSTED_FROM_EPOCH, InitProducer
 from gateway.internal_log.sources import OFFSET_PAGES, GroupSource, OffsetPages, TransactionSource
 from gateway.internal_log.writer import BOUNDS, Bounds, InternalLogs
 from gateway.log.appender import Appender
@@ -336,6 +336,7 @@ async def test_transactions_are_written_as_they_proceed(followed: Followed) -> N
     empty, ongoing, complete = map(told_of_transaction, await followed.written(TRANSACTION_STATE, "t"))
     assert [each.transaction_status for each in (empty, ongoing, complete)] == [0, 1, 4]
     assert {each.producer_id for each in (empty, ongoing, complete)} == {producer.producer_id}
+    assert {each.previous_producer_id for each in (empty, ongoing, complete)} == {producer.producer_id}
     assert empty.transaction_partitions is None
     assert empty.transaction_timeout_ms == 60_000
     assert [(each.topic, each.partition_ids) for each in ongoing.transaction_partitions] == [
@@ -344,6 +345,10 @@ async def test_transactions_are_written_as_they_proceed(followed: Followed) -> N
     ]
     assert ongoing.transaction_start_timestamp_ms > 0
     assert complete.transaction_partitions == ()
+    assert [each.transaction_start_timestamp_ms for each in (empty, complete)] == [
+        -1,
+        ongoing.transaction_start_timestamp_ms,
+    ]
 
 
 async def test_later_reader_of_transactions_finds_their_beginning(followed: Followed) -> None:
@@ -355,6 +360,27 @@ async def test_later_reader_of_transactions_finds_their_beginning(followed: Foll
     await followed.logs.run()
     found = [told_of_transaction(each) for each in await followed.written(TRANSACTION_STATE, "t")]
     assert [each.transaction_status for each in found] == [0, 5]
+
+
+async def test_record_names_the_producer_id_that_was_replaced(followed: Followed) -> None:
+    transactions = followed.node.services.transactions
+    first = await transactions.initialize("t", InitProducer(60_000))
+    await followed.node.database.hot.fetch(
+        "update transactional_producer set producer_epoch = $1 where transactional_id = 't'", EXHAUSTED_FROM_EPOCH
+    )
+    followed.logs.seen(TRANSACTION_STATE)
+    await transactions.add("t", first.producer_id, EXHAUSTED_FROM_EPOCH, [])
+    second = await transactions.end("t", first.producer_id, EXHAUSTED_FROM_EPOCH, committed=True, raise_epoch=True)
+    assert second.producer_id != first.producer_id
+    await followed.logs.run()
+    await transactions.add("t", second.producer_id, second.producer_epoch, [])
+    await followed.logs.run()
+    found = [told_of_transaction(each) for each in await followed.written(TRANSACTION_STATE, "t")]
+    assert [(each.transaction_status, each.previous_producer_id) for each in found] == [
+        (0, first.producer_id),
+        (4, first.producer_id),
+        (1, second.producer_id),
+    ]
 
 
 async def test_writing_ends_without_readers(followed: Followed) -> None:
