@@ -30,6 +30,8 @@ class KnownGroups(NamedTuple):
     """Topic names per Stable group of type "consumer" whose subscriptions are known."""
     unsettled: Collection[str] = ()
     """Groups that the coordinator holds in another state than Empty; none of their offsets may expire."""
+    generation_ids: Mapping[str, int] = {}
+    """Generation or group epoch per group in `subscriptions`. A group that has got another one keeps its offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +210,13 @@ class OffsetStore:
         OffsetExpirationCondition.
 
         `known` returns the groups that the coordinator holds. It is called once a connection is free, because a member
-        may join during the wait. Every other group is taken to be as stored. Raise StorageConflict if the lease is not
-        current.
+        may join during the wait. Every other group is taken to be as stored. A member that joins later is not heard
+        yet, but it cannot read offsets before its assignment is stored, and that waits for the end of this pass. Raise
+        StorageConflict if the lease is not current.
         """
 
         async def run(connection: Connection) -> Row | None:
-            subscriptions, unsettled = known()
+            subscriptions, unsettled, generation_ids = known()
             return await connection.fetchrow(
                 statement("expire_offsets"),
                 lease.shard,
@@ -223,6 +226,7 @@ class OffsetStore:
                 [stored(group_id) for group_id in subscriptions],
                 [f"{stored(each)}/{stored(topic)}" for each, topics in subscriptions.items() for topic in topics],
                 [stored(group_id) for group_id in unsettled],
+                [generation_ids.get(group_id) for group_id in subscriptions],
                 group_limit,
                 offset_limit,
             )

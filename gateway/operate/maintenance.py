@@ -338,7 +338,8 @@ async def _nothing() -> None:
 
 
 def _known(groups: Sequence[Summary]) -> KnownGroups:
-    return KnownGroups(subscriptions(groups), unsettled(groups))
+    generation_ids = {group.group_id: group.generation_id for group in groups}
+    return KnownGroups(subscriptions(groups), unsettled(groups), generation_ids)
 
 
 def subscriptions(groups: Sequence[Summary]) -> dict[str, frozenset[str]]:

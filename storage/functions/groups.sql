@@ -270,13 +270,15 @@ create function expirable_offsets(
     p_retention_ms      bigint,
     p_settled_groups    text[], -- Stable groups of type "consumer" whose subscriptions are known
     p_subscriptions     text[], -- their subscriptions, as group_id || '/' || topic name
-    p_unsettled_groups  text[]  -- groups that nothing may expire of: rebalancing, or of another type
+    p_unsettled_groups  text[], -- groups that nothing may expire of: rebalancing, or of another type
+    p_generation_ids    integer[] -- per settled group: the generation or epoch that has these subscriptions
 ) returns table (group_id text, topic_id uuid, partition_index integer)
 language sql stable
 as $$
 -- An explicit expire timestamp wins. Otherwise an offset expires retention_ms after its base: the change of state for
 -- an Empty group that had members, the commit for a simple group, the commit for a topic that a settled group does not
--- subscribe to. An offset without a base stays, and so does one that a transaction is about to replace.
+-- subscribe to. An offset without a base stays, and so does one that a transaction is about to replace. If a settled
+-- group has got another generation in the meantime, its subscriptions are not known.
     select o.group_id, o.topic_id, o.partition_index
     from consumer_group g
     join committed_offset o using (group_id)
@@ -284,8 +286,10 @@ as $$
     cross join lateral (
         select case
             when g.group_id = any (p_unsettled_groups) then null
-            when g.group_id = any (p_settled_groups) then
-                case when g.group_id || '/' || t.name = any (p_subscriptions) then null else o.commit_timestamp_ms end
+            when g.group_id = any (p_settled_groups) then case
+                when g.generation_id <> p_generation_ids[array_position(p_settled_groups, g.group_id)] then null
+                when g.group_id || '/' || t.name = any (p_subscriptions) then null
+                else o.commit_timestamp_ms end
             when g.state <> 'Empty' then null
             when g.protocol_type is null then o.commit_timestamp_ms
             else g.state_timestamp_ms
@@ -309,6 +313,7 @@ create function expire_offsets(
     p_settled_groups    text[],
     p_subscriptions     text[],
     p_unsettled_groups  text[],
+    p_generation_ids    integer[],
     p_group_limit       integer,
     p_offset_limit      integer,
     out fenced           boolean,
@@ -340,7 +345,8 @@ begin
                 g.group_id in (
                     select e.group_id
                     from expirable_offsets(
-                        p_shard, passed_ms, p_retention_ms, p_settled_groups, p_subscriptions, p_unsettled_groups
+                        p_shard, passed_ms, p_retention_ms, p_settled_groups, p_subscriptions, p_unsettled_groups,
+                        p_generation_ids
                     ) e
                 )
                 or (
@@ -360,7 +366,7 @@ begin
     using (
         select e.*
         from expirable_offsets(
-            p_shard, passed_ms, p_retention_ms, p_settled_groups, p_subscriptions, p_unsettled_groups
+            p_shard, passed_ms, p_retention_ms, p_settled_groups, p_subscriptions, p_unsettled_groups, p_generation_ids
         ) e
         where e.group_id = any (locked_groups)
         order by e.group_id, e.topic_id, e.partition_index

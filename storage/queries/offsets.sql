@@ -67,7 +67,7 @@ select delete_offsets($1, $2, $3, $4, $5, $6);
 
 -- name: expire_offsets
 -- One bounded pass over a shard.
-select * from expire_offsets($1, $2, $3, $4, $5, $6, $7, $8, $9);
+select * from expire_offsets($1, $2, $3, $4, $5, $6, $7, $8, $9, $10);
 
 -- name: offsets_as_stored
 -- Committed offsets of the groups, of live topics: $2 rows at most.

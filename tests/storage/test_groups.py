@@ -311,7 +311,7 @@ async def test_a_commit_from_outside_during_the_removal_of_its_group_begins_the_
     await save(groups, group(state="Empty", members=()), leases[0])
     async with database.hot.connection() as connection, connection.transaction():
         await connection.fetchrow(
-            statement("expire_offsets"), 0, leases[0].node_id, leases[0].lease_epoch, 1, [], [], [], 500, 10_000
+            statement("expire_offsets"), 0, leases[0].node_id, leases[0].lease_epoch, 1, [], [], [], [], 500, 10_000
         )
         commit = asyncio.create_task(offsets.commit([OffsetCommit(leases[0], "g", -1, topic.topic_id, 0, 5, -1, "")]))
         await until_blocked(sql, 1)

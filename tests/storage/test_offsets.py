@@ -492,6 +492,28 @@ async def test_offsets_of_subscribed_topics_do_not_expire(
     assert [offset.topic_id for offset in await offsets.fetch("g")] == [topic.topic_id]
 
 
+async def test_offsets_of_a_group_that_was_rebalanced_since_the_coordinator_named_its_topics_do_not_expire(
+    offsets: OffsetStore,
+    groups: GroupStore,
+    leases: list[CoordinatorLease],
+    topic: Topic,
+    sql: asyncpg.Connection,
+) -> None:
+    """The statement may wait for the lease, and the members may subscribe to the topic during this time."""
+    await store_group(sql, groups, leases[0], topic, "g", 5)
+    generation_id = group().generation_id
+    async with sql.transaction():
+        await sql.execute("select from coordinator_lease for update")
+        expiring = asyncio.create_task(
+            offsets.expire(leases[0], DAY_MS, lambda: KnownGroups({"g": ["other"]}, [], {"g": generation_id}))
+        )
+        await until_blocked(sql, 1)
+        await sql.execute("update consumer_group set generation_id = generation_id + 1")
+    assert await expiring == ExpiredOffsets(0, ())
+    known = KnownGroups({"g": ["other"]}, [], {"g": generation_id + 1})
+    assert await offsets.expire(leases[0], DAY_MS, lambda: known) == ExpiredOffsets(1, ())
+
+
 async def test_offsets_of_a_group_that_the_coordinator_names_unsettled_do_not_expire(
     offsets: OffsetStore,
     groups: GroupStore,
