@@ -117,9 +117,10 @@ def leading_strings(frame: Buffer, count: int) -> list[str | None]:
             end = position + max(length, 0)
             if end > len(frame):
                 raise ProtocolError("torn string")
-            strings.append(None if length < 0 else str(frame[position:end], "utf-8"))
+            # As in the codec, other bytes become U+FFFD.
+            strings.append(None if length < 0 else str(frame[position:end], "utf-8", "replace"))
             position = end
-    except (struct.error, UnicodeDecodeError) as error:
+    except struct.error as error:
         raise ProtocolError(f"a string of {len(frame)} bytes: {error}") from error
     return strings
 

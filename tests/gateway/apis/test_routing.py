@@ -17,9 +17,9 @@ from gateway.apis.routing import (
 )
 from gateway.net.errors import UNAVAILABLE_CODES
 from protocol.api_keys import ApiKey
-from protocol.codec import encode, request_class
+from protocol.codec import decode_request, encode, request_class
 from protocol.errors import ProtocolError
-from protocol.headers import RequestHeader, encode_request_header, leading_strings
+from protocol.headers import RequestHeader, decode_request_header, encode_request_header, leading_strings
 from protocol.schema import message_schema
 
 NAME = "gruppe-ß" * 20
@@ -75,9 +75,17 @@ def test_torn_request_is_no_request(version: int) -> None:
         with pytest.raises(ProtocolError):
             leading_strings(whole[:end], 1)
     with pytest.raises(ProtocolError):
-        leading_strings(header + b"\x00\x05\xff\xff\xff\xff\xff" if version == 0 else header + b"\x02\xff", 1)
+        leading_strings(header + b"\x00\x05\xff\xff\xff\xff" if version == 0 else header + b"\x03\xff", 1)
     with pytest.raises(ProtocolError):
         leading_strings(b"\x7f\x00\x00\x00\x00\x00\x00\x01\xff\xff\x00\x01a", 1)
+
+
+@pytest.mark.parametrize("version", VERSIONS[ApiKey.HEARTBEAT])
+def test_group_id_that_is_not_utf8_has_the_same_route_as_its_handler(version: int) -> None:
+    latin_1 = frame(ApiKey.HEARTBEAT, version, group_id="Auftr??ge").replace(b"??", "\xe4\xdf".encode("latin-1"))
+    _, position = decode_request_header(latin_1)
+    group_id = decode_request(ApiKey.HEARTBEAT, version, latin_1, position).group_id
+    assert leading_strings(latin_1, 1) == [group_id]
 
 
 def test_every_forwarded_api_has_a_retriable_code() -> None:
