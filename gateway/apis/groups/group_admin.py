@@ -17,7 +17,7 @@ from gateway.coordinator.classic.views import describe
 from gateway.coordinator.machine import Value
 from gateway.coordinator.requests import DeleteGroup
 from gateway.net.context import RequestContext
-from gateway.net.pieces import in_pieces, mapped
+from gateway.net.pieces import first_of_each, in_pieces, mapped
 from gateway.security.authorized_operations import NOT_ASKED, Resource, authorized_operations
 from gateway.security.authorizer import HasAuthorizer, may
 from gateway.security.kinds import AclOperation, ResourceType
@@ -42,9 +42,12 @@ class GroupAdminServices(ViewsGroups, HasShare, Protocol): ...
 async def describe_groups(
     request: DescribeGroupsRequest, context: RequestContext[ViewsGroups]
 ) -> DescribeGroupsResponse:
-    """Describe classic groups. A group that does not exist is `Dead`; from version 6 on also GROUP_ID_NOT_FOUND."""
+    """Describe classic groups. A group that does not exist is `Dead`; from version 6 on also GROUP_ID_NOT_FOUND.
+
+    A group that is named twice is answered once, because it may have very many members.
+    """
     with_operations = request.include_authorized_operations
-    viewed = group_views(context, request.groups)
+    viewed = group_views(context, await first_of_each(request.groups))
     return DescribeGroupsResponse(
         groups=tuple([_described(group_id, group, with_operations, context) async for group_id, group in viewed])
     )

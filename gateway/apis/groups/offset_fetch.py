@@ -101,15 +101,17 @@ async def offset_fetch(
     request: OffsetFetchRequest, context: RequestContext[OffsetFetchServices]
 ) -> OffsetFetchResponse:
     """Fetch offsets. For an offset never committed, an unknown partition or an unknown group, the answer is offset −1
-    without an error. Null topics ask for everything.
+    without an error. Null topics ask for everything. If a request asks for everything of a group twice, it is answered
+    once, because the group may have very many offsets.
 
     A refusal stands on each partition in version 1, on the response in 2-7, on its group from 8 on.
     """
     if context.version >= MANY_GROUPS_FROM:
-        asked = [await _asked_group(group) async for group in in_pieces(request.groups)]
+        groups = await _each_once(request.groups)
+        asked = [await _asked_group(group) async for group in in_pieces(groups)]
         found = await _fetch(asked, request.require_stable, context)
         answers: list[OffsetFetchResponseGroup] = []
-        async for group, fetched in in_pieces(zip(request.groups, found, strict=True)):
+        async for group, fetched in in_pieces(zip(groups, found, strict=True)):
             if isinstance(fetched, KafkaError):
                 answers.append(_refused_group(group, fetched.code))
             else:
@@ -212,6 +214,19 @@ async def _response_topics(topic: _FetchedTopic) -> OffsetFetchResponseTopics:
         async for partition in in_pieces(topic.partitions)
     ]
     return OffsetFetchResponseTopics(name=topic.name, topic_id=topic.topic_id, partitions=tuple(partitions))
+
+
+async def _each_once(groups: Sequence[OffsetFetchRequestGroup]) -> list[OffsetFetchRequestGroup]:
+    """Return the groups without repeated requests for all offsets of one group. Other requests name each partition of
+    their answer."""
+    whole, kept = set[str](), list[OffsetFetchRequestGroup]()
+    async for group in in_pieces(groups):
+        if group.topics is None:
+            if group.group_id in whole:
+                continue
+            whole.add(group.group_id)
+        kept.append(group)
+    return kept
 
 
 async def _asked_group(group: OffsetFetchRequestGroup) -> _AskedGroup:

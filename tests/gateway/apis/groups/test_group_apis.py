@@ -403,6 +403,13 @@ async def test_a_stable_group_is_described_with_subscriptions_and_assignments(no
     assert described.group_instance_id == ("i" if version >= 4 else None)
 
 
+async def test_group_that_is_named_twice_is_described_once(node: GroupNode) -> None:
+    """The group may have very many members, and a request may name it very many times."""
+    await settle(node.member(G, "a"))
+    described = await node.ask(DescribeGroupsRequest(groups=(G, "other", G, G)), 5)
+    assert [group.group_id for group in described.groups] == [G, "other"]
+
+
 async def test_subscriptions_are_shown_in_stable_only(node: GroupNode) -> None:
     await join(node, 3)
     (group,) = (await node.ask(DescribeGroupsRequest(groups=(G,)), 6)).groups

@@ -135,6 +135,18 @@ async def test_many_groups_are_fetched_at_once_and_fail_alone(node: GroupNode) -
     assert answer.groups[1].topics[0].partitions[0].committed_offset == 5
 
 
+async def test_all_offsets_of_a_group_are_answered_once(node: GroupNode) -> None:
+    """The group may have very many offsets, and a request may name it very many times."""
+    topic = await node.create_topic("t", 2)
+    await node.ask(commit_request(topic, partition(0, 5), partition(1, 6)), 8)
+    everything = OffsetFetchRequestGroup(group_id=G, topics=None)
+    asked = (OffsetFetchRequestTopics(name="t", partition_indexes=(1,)),)
+    one = OffsetFetchRequestGroup(group_id=G, topics=asked)
+    answer = await node.ask(OffsetFetchRequest(groups=(everything, one, everything, one)), 8)
+    found = [{part.committed_offset for topic in group.topics for part in topic.partitions} for group in answer.groups]
+    assert found == [{5, 6}, {6}, {6}]
+
+
 @pytest.mark.parametrize(("member_id", "epoch"), [("nobody", -1), ("nobody", 3), ("", 3)])
 async def test_offset_fetch_of_a_classic_group_ignores_the_member(node: GroupNode, member_id: str, epoch: int) -> None:
     """@platformatic/kafka names its member with epoch -1 in OffsetFetch."""
