@@ -45,7 +45,8 @@ UUID_BYTES = 16
 
 MAX_STRING_BYTES = 0x7FFF
 """The longest string. The length of a plain string has sixteen bits, and Kafka reads no longer compact string either.
-`bytes` and records have no such bound."""
+`bytes` and records have no such bound. The bound also holds for text in which U+FFFD has replaced bytes, because no
+answer could repeat a longer one."""
 
 MAX_ARRAY_ELEMENTS = 1_000_000
 """The largest count that is read of one array, in requests and responses, as in Kafka 4.4."""
@@ -165,6 +166,12 @@ class Octets(Construct):
         stream.write(b"" if obj is None else obj)
 
 
+def has_grown_long(octets: Buffer) -> bool:
+    """Return True if these bytes, read as text, take more than `MAX_STRING_BYTES`. Each byte that is not UTF-8 becomes
+    a character of three bytes."""
+    return len(octets) > MAX_STRING_BYTES // 3 and len(str(octets, "utf-8", "replace").encode()) > MAX_STRING_BYTES
+
+
 class Text(Octets):
     """A UTF-8 string after its length in bytes. Invalid bytes become U+FFFD."""
 
@@ -174,7 +181,10 @@ class Text(Octets):
             return None
         if length > MAX_STRING_BYTES:
             raise RangeError(f"a string of {length} bytes", path)
-        return _read(stream, length, path).decode(errors="replace")
+        octets = _read(stream, length, path)
+        if has_grown_long(octets):
+            raise RangeError(f"a string that is not UTF-8, of {length} bytes", path)
+        return octets.decode(errors="replace")
 
     def _build(self, obj: str | None, stream: BinaryIO, context: Any, path: str) -> None:
         super()._build(None if obj is None else obj.encode(), stream, context, path)

@@ -37,6 +37,7 @@ from protocol.grammar import (
     TaggedSection,
     Text,
     Uuid,
+    has_grown_long,
     min_bytes,
 )
 from protocol.schema import struct_schema
@@ -209,6 +210,7 @@ class _DecoderSource(_Source):
             "uvarint_tail": _uvarint_tail,
             "unpack_from": unpack_from,
             "text_of": _text_of,
+            "has_grown_long": has_grown_long,
             "uuid_of": uuid_of,
         }
 
@@ -299,9 +301,11 @@ class _DecoderSource(_Source):
             if isinstance(piece, Text) and piece.length.compact:
                 with self.block(f"if {name} > {MAX_STRING_BYTES}:"):
                     self.line("refuse('a string is too long')")
-            if isinstance(piece, Text) and self.max_elements is not None:
+            if isinstance(piece, Text):
                 with self.block(f"if {name} >= {ELEMENT_BYTES}:"):
                     self.take_room(f"{name} // {ELEMENT_BYTES}")
+                    with self.block(f"if has_grown_long(b[p:p + {name}]):"):
+                        self.line("refuse('a string is too long')")
             self.line(f"{name} += p")
             match piece:
                 case Text():

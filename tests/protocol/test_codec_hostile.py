@@ -281,6 +281,28 @@ def test_a_compact_string_longer_than_a_plain_one_may_be_is_refused(message: Cal
             decode(type(longer), version, b"".join(codec.encode(longer, version)))
 
 
+@pytest.mark.parametrize(
+    ("message", "version"),
+    [
+        *STRINGS,
+        pytest.param(lambda text: HeartbeatRequest(group_id=text), 0, id="plain"),
+        pytest.param(lambda text: JoinGroupResponse(leader=text), 5, id="of a response"),
+    ],
+)
+def test_text_that_is_not_utf8_is_refused_if_no_answer_can_repeat_it(message: Callable[[str], Any], version: int):
+    """Each byte becomes U+FFFD, which takes three bytes."""
+    for size, is_refused in ((LONGEST // 3, False), (LONGEST // 3 + 1, True), (LONGEST, True)):
+        sent = b"".join(codec.encode(message("?" * size), version)).replace(b"?" * size, b"\xff" * size)
+        for decode in (codec.decode, grammar.parse):
+            if is_refused:
+                with pytest.raises(ProtocolError):
+                    decode(type(message("")), version, sent)
+            else:
+                found, _ = decode(type(message("")), version, sent)
+                assert found == message("\ufffd" * size)
+                codec.encode(found, version)
+
+
 def test_bytes_may_be_longer_than_a_string():
     message = JoinGroupResponse(members=(JoinGroupResponseMember(metadata=bytes(LONGEST + 1)),))
     for decode in (codec.decode, grammar.parse):
