@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
 
+import structlog
+
 from gateway.cluster.leases import Leases, partition_of
 from gateway.coordinator.facts import Fact
 from gateway.groups.groups import Groups
@@ -25,6 +27,8 @@ from storage.groups import GroupStore
 from storage.offsets import OffsetStore
 from storage.transactions import TransactionPartition
 from storage.types import GroupRecord, OffsetAsStored
+
+logger = structlog.get_logger(__name__)
 
 IDS_AT_A_TIME = 1_000
 MANY_MEMBERS = 20
@@ -68,7 +72,7 @@ class Source(Protocol):
         ...
 
     def read(self, owners: Sequence[str]) -> AsyncGenerator[Owned]:
-        """Yield each owner, even if it does not exist."""
+        """Yield each owner, even if it does not exist. Skip owners that this release cannot read."""
         ...
 
     def follow(self, changed: Callable[[str], None]) -> None:
@@ -119,10 +123,15 @@ class GroupSource:
                 yield Owned(group_id)
                 continue
             record, changed_ms = found
-            if len(record.members) > MANY_MEMBERS:
-                beginning, now = await asyncio.to_thread(self._records, record, changed_ms)
-            else:
-                beginning, now = self._records(record, changed_ms)
+            try:
+                if len(record.members) > MANY_MEMBERS:
+                    beginning, now = await asyncio.to_thread(self._records, record, changed_ms)
+                else:
+                    beginning, now = self._records(record, changed_ms)
+            except Exception as error:
+                # A newer release may have stored the group. The records of the other groups must go on.
+                logger.error("records of a group not written: it cannot be read", group_id=group_id, exc_info=error)
+                continue
             if offsets is None:
                 committed = self._offsets.walk(group_id, self._offset_pages.group)
             else:

@@ -226,6 +226,22 @@ async def test_a_group_in_a_rebalance_keeps_its_record(followed: Followed) -> No
     assert len(value.members) == 2
 
 
+async def test_group_that_cannot_be_read_does_not_stop_the_others(followed: Followed) -> None:
+    """A newer release may have stored it. Its records stay as they are."""
+    topic = await followed.node.create_topic("orders")
+    await settle(followed.node.member(G, "a"))
+    await followed.commit(topic, 1, group_id="other")
+    followed.logs.seen(CONSUMER_OFFSETS)
+    await followed.logs.run()
+    end = await followed.end(CONSUMER_OFFSETS, G)
+    await followed.node.database.hot.fetch("update consumer_group set group_type = 'future' where group_id = $1", G)
+    await followed.commit(topic, 2, group_id="other")
+    followed.logs.shards_moved()
+    await followed.logs.run()
+    assert [told_by(each)[2].offset for each in await followed.written(CONSUMER_OFFSETS, "other")] == [1, 2]
+    assert await followed.end(CONSUMER_OFFSETS, G) == end
+
+
 async def test_consumer_group_is_written(followed: Followed) -> None:
     node = followed.node
     topic = await node.create_topic("orders", 2)
