@@ -442,7 +442,8 @@ async def _asked_topics(
         topics = known + [each async for each in in_pieces(topics) if each[1] is None]
     return [
         _FetchedTopic(
-            one.name,
+            # A request that names its topics by their ids has no names, but handoffs do.
+            one.name if topic is None else topic.name,
             one.topic_id,
             tuple(await mapped(lambda index, of=topic, said=unknown: answer(of, said, index), one.partition_indexes)),
         )
