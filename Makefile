@@ -29,7 +29,7 @@ test-oldest-postgres: $(VENV)/dev.stamp ## Run the storage's tests, backup and r
 	@SLUICE_TEST_POSTGRES_BIN=$(OLDEST_POSTGRES) $(VENV)/bin/python -m tests.run \
 		--ignore tests/storage/test_embedded.py tests/storage tests/commands/test_moving.py $(ARGS)
 
-test-containers: $(VENV)/dev.stamp ## Build the image, `docker compose up`, and both commands on bare machines (needs root and docker.io); ARGS="-m long" for the walks
+test-containers: $(VENV)/dev.stamp ## Build the image, `docker compose up`, and both commands on bare machines (needs root and docker.io); ARGS="-m long" for the walks and a Kubernetes
 	@$(VENV)/bin/python -m tests.run --workers 0 -m "not long" tests/containers $(ARGS)
 
 test-objects: $(VENV)/dev.stamp ## Records in a bucket of a real S3 server, built with Go and kept in .compat

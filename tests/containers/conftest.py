@@ -18,6 +18,8 @@ OLDEST, NEWEST = "bookworm", "trixie"
 """Debian releases: one with the oldest supported Python, 3.11, and one with the newest Python of any release."""
 
 ORDINARY_USER = 1000
+BUILD_SECONDS = 300
+VERSION = "1.2.3"
 PYTHON_IMAGE = "python:3.12-slim"
 ENTRYPOINT = Path(__file__).parent / "postgres-entrypoint.sh"
 
@@ -48,7 +50,7 @@ def _base(engine: Engine, release: str) -> str:
         pytest.skip(str(error))
     engine.import_base(root, f"{image}-bare", environment=network())
     # The ordinary user needs a name, because initdb asks for it.
-    _derive(engine, image, f"FROM {image}-bare\nRUN useradd --uid {ORDINARY_USER} --create-home ordinary\n", {})
+    derive(engine, image, f"FROM {image}-bare\nRUN useradd --uid {ORDINARY_USER} --create-home ordinary\n", {})
     return image
 
 
@@ -65,7 +67,7 @@ def newest(engine: Engine) -> str:
 @pytest.fixture(scope="session")
 def python_image(engine: Engine, newest: str) -> str:
     """Replacement for the image on which the Dockerfile is based."""
-    _derive(engine, PYTHON_IMAGE, f"FROM {newest}\nRUN ln -s python3 /usr/bin/python\n", {})
+    derive(engine, PYTHON_IMAGE, f"FROM {newest}\nRUN ln -s python3 /usr/bin/python\n", {})
     return PYTHON_IMAGE
 
 
@@ -88,11 +90,30 @@ def postgres_image(engine: Engine, newest: str) -> str:
         "pginstall18": installed / "pginstall18",
         "entrypoint.sh": ENTRYPOINT,
     }
-    _derive(engine, CONTAINER_IMAGE, steps, files)
+    derive(engine, CONTAINER_IMAGE, steps, files)
     return CONTAINER_IMAGE
 
 
-def _derive(engine: Engine, image: str, dockerfile: str, files: dict[str, Path]) -> None:
+@pytest.fixture(scope="session")
+def image(engine: Engine, python_image: str) -> str:
+    """The image that the Dockerfile makes."""
+    # The builder reaches the package index in the same way as this machine.
+    command = (
+        "build",
+        "--network",
+        "host",
+        "--build-arg",
+        f"VERSION={VERSION}",
+        "--tag",
+        "sluice",
+        str(Path(__file__).parents[2]),
+    )
+    engine.run(*command, timeout_s=BUILD_SECONDS)
+    return "sluice"
+
+
+def derive(engine: Engine, image: str, dockerfile: str, files: dict[str, Path]) -> None:
+    """Build an image from a Dockerfile and the files that it copies."""
     with short_directory() as context:
         (context / "Dockerfile").write_text(dockerfile)
         for name, source in files.items():
@@ -100,7 +121,7 @@ def _derive(engine: Engine, image: str, dockerfile: str, files: dict[str, Path])
                 shutil.copytree(source, context / name, symlinks=True)
             else:
                 shutil.copy(source, context / name)
-        engine.run("build", "--tag", image, str(context), timeout_s=240)
+        engine.run("build", "--network", "host", "--tag", image, str(context), timeout_s=240)
 
 
 @pytest.fixture

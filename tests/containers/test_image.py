@@ -17,25 +17,16 @@ from testcontainers.core.config import testcontainers_config
 
 from sluice.testing.containers import SluiceContainer
 from tests.closing import close
+from tests.containers.conftest import BUILD_SECONDS, VERSION
 from tests.containers.engine import Engine, checked
 from tests.gateway_process import ROOT, free_ports
 from tests.steps.waiting import wait_for
 
-BUILD_SECONDS = 300
 HEALTHY_SECONDS = 120
 RECORDS = 100
 PROJECT = "sluice-test"
-VERSION = "1.2.3"
 MAX_ADDED_BYTES = 128 * 1024 * 1024
 """Bytes that the Dockerfile may add to its base image: python:3.12-slim has 120 MB, and the image may have 250 MB."""
-
-
-@pytest.fixture(scope="module")
-def image(engine: Engine, python_image: str) -> str:
-    # The builder reaches the package index in the same way as this machine.
-    command = ("build", "--network", "host", "--build-arg", f"VERSION={VERSION}", "--tag", "sluice", str(ROOT))
-    engine.run(*command, timeout_s=BUILD_SECONDS)
-    return "sluice"
 
 
 GATEWAYS = {"gateway": "SLUICE_ADVERTISE", "gateway-2": "SLUICE_ADVERTISE_2", "gateway-3": "SLUICE_ADVERTISE_3"}
