@@ -104,6 +104,8 @@ class _Slot:
     """Bytes of the request and of the work on it until it is answered; then bytes of the answer."""
     chunks: Sequence[Buffer] = ()
     ready: bool = False
+    in_work: bool = True
+    """True until the request is done. A task that is cancelled before it begins runs none of its code."""
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
@@ -303,8 +305,19 @@ class Connection(asyncio.BufferedProtocol):
         self._finishing.discard(task)
         # This includes a request that was cancelled, maybe before it began: it has ended, and must not delay those
         # behind it.
+        self._leave_work(slot)
         slot.ready = True
         self._run_out()
+
+    def _leave_work(self, slot: _Slot) -> None:
+        """Note that the slot's request is done. Calling this twice is no error."""
+        if not slot.in_work:
+            return
+        slot.in_work = False
+        if slot.admission.order is Order.ALONE:
+            self._alone_in_work -= 1
+        elif slot.admission.order is not Order.PARKED:
+            self._pipelined_in_work -= 1
 
     def _run_out(self) -> None:
         """Process the remaining requests without a peer, one after the other, and then end."""
@@ -495,10 +508,7 @@ class Connection(asyncio.BufferedProtocol):
             self._fail(error.reason if isinstance(error, UnanswerableError) else "malformed", error)
             return
         finally:
-            if slot.admission.order is Order.ALONE:
-                self._alone_in_work -= 1
-            elif slot.admission.order is not Order.PARKED:
-                self._pipelined_in_work -= 1
+            self._leave_work(slot)
             if chunks is None:
                 if slot.task is not None:
                     slot.task.add_done_callback(_log_failure)

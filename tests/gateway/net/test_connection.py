@@ -701,6 +701,20 @@ async def test_requests_sent_just_before_a_close_are_handled() -> None:
         assert served.words.finished == [b"-silent:acks 0"]
 
 
+async def test_read_that_is_cancelled_before_it_began_stops_nothing_behind_it() -> None:
+    """The connection is lost in the turn of the event loop in which the read starts."""
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(b"-wait:first", b"recho:read", b"-echo:leave")
+        await served.words.until_started(1)
+        (connection,) = served.server.connections
+        served.words.gate(b"-wait:first").set()
+        asyncio.get_running_loop().call_soon(connection.close_failed)
+        await asyncio.wait_for(served.gone.get(), 10)
+        assert served.words.finished == [b"-wait:first", b"-echo:leave"]
+        assert served.held_bytes == 0
+
+
 async def test_a_peer_that_only_stops_sending_gets_its_answers() -> None:
     async with node() as served:
         peer = await served.connect()
