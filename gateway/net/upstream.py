@@ -74,8 +74,8 @@ class Upstream(asyncio.BufferedProtocol):
 
     @property
     def is_open(self) -> bool:
-        """True if further requests may be sent."""
-        return self._failure is None and not self._is_finishing
+        """True if further requests may be sent. Before the proof nothing has been sent, and nothing has been ended."""
+        return self._failure is None and not (self._is_finishing and self._is_proved)
 
     def send(self, frame: Frame, *, is_parked: bool) -> asyncio.Future[Frame]:
         """Send a request. The result yields its response, or raises UpstreamError."""

@@ -247,6 +247,21 @@ async def test_request_before_the_end_is_finished(reset: bool) -> None:
         await until(lambda: both.forwarder.upstreams == 0, "no connection is left", seconds=10)
 
 
+async def test_requests_of_a_client_that_has_gone_share_a_connection() -> None:
+    async with two() as both:
+        both.echo.gates[b"first"] = asyncio.Event()
+        async with both.client() as (_, writer):
+            beats = [request(ApiKey.HEARTBEAT, number, b"beat") for number in range(50)]
+            writer.write(framed(request(ApiKey.LEAVE_GROUP, 1, b"first"), *beats))
+            await both.echo.serves(1)
+            (connection,) = both.here.server.connections
+        await until(lambda: connection.info.peer_gone, "the node sees the end", seconds=10)
+        both.echo.gates[b"first"].set()
+        await both.echo.serves(51)
+        assert len({seen.connection_id for _, seen in both.echo.served}) == 2
+        await until(lambda: both.forwarder.upstreams == 0, "no connection is left", seconds=10)
+
+
 async def test_change_for_a_client_that_has_gone_is_not_forwarded() -> None:
     """A node that was frozen finds the end of the connection right behind the request. The client may have repeated the
     request through another node, and may have made later changes."""
