@@ -18,7 +18,7 @@ import structlog
 
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
-from gateway.net.coding import AT_ONCE_ELEMENTS, decode_in_thread
+from gateway.net.coding import decode_anywhere
 from gateway.net.dispatch import MAX_STRUCTURED_BYTES, encode_answer
 from gateway.net.forwarding import Part, Several, Whole
 from gateway.net.holdings import Holdings
@@ -27,7 +27,7 @@ from gateway.net.shared_read import SharedRead
 from gateway.transactions.coordinator import Transactions
 from protocol.api_keys import ApiKey
 from protocol.buffer import Buffer
-from protocol.codec import decode, decode_request, encode, response_class
+from protocol.codec import decode, encode, response_class
 from protocol.errors import KafkaError, ProtocolError
 from protocol.framing import Frame
 from protocol.headers import (
@@ -36,7 +36,6 @@ from protocol.headers import (
     encode_request_header,
     leading_strings,
 )
-from protocol.specialise import TooManyElementsError
 from storage.errors import StorageError
 from storage.types import Node
 
@@ -198,7 +197,7 @@ class _SeveralGroups:
     async def parts(self, frame: Frame) -> list[Part]:
         try:
             header, position = decode_request_header(frame)
-            request, done_with = await _decoded(self.api_key, header.api_version, frame, position)
+            request, done_with = await decode_anywhere(self.api_key, header.api_version, frame, position)
         except ProtocolError:
             return [Part(None, frame)]
         try:
@@ -216,7 +215,8 @@ class _SeveralGroups:
                 parts.append(Part(node, own, group_ids))
             return parts or [Part(None, frame)]
         finally:
-            done_with()
+            if done_with is not None:
+                done_with()
 
     async def merged(self, frame: Frame, answers: Sequence[bytes], holdings: Holdings) -> Sequence[Buffer]:
         header, _ = decode_request_header(frame)
@@ -246,13 +246,6 @@ def _is_only_if_awaited(frame: Frame) -> bool:
 
 def _group_id(asked: Any) -> str:
     return asked if isinstance(asked, str) else asked.group_id
-
-
-async def _decoded(api_key: ApiKey, version: int, frame: Frame, position: int) -> tuple[Any, Callable[[], None]]:
-    try:
-        return decode_request(api_key, version, frame, position, max_elements=AT_ONCE_ELEMENTS), lambda: None
-    except TooManyElementsError:
-        return await decode_in_thread(api_key, version, frame, position)
 
 
 async def _response(api_key: ApiKey, version: int, answer: bytes) -> Any:

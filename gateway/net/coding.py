@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from gateway.net.collection import LEFTOVERS_S, full_collections
 from gateway.net.holdings import Holdings, Share
@@ -17,6 +18,7 @@ from protocol.codec import decode_request, encode_response
 from protocol.errors import ErrorCode, KafkaError
 from protocol.framing import Frame
 from protocol.sizes import encoded_bytes
+from protocol.specialise import TooManyElementsError
 
 AT_ONCE_ELEMENTS = 2_000
 """Elements coded on the event loop: about two milliseconds. Long strings count by their length."""
@@ -39,6 +41,17 @@ async def decode_in_thread(
     except BaseException:
         resume()
         raise
+
+
+async def decode_anywhere(
+    api_key: int, version: int, frame: Frame, position: int
+) -> tuple[Any, Callable[[], None] | None]:
+    """Decode a request, in a thread if it has many elements. Then also return the function to call when the request is
+    done with."""
+    try:
+        return decode_request(api_key, version, frame, position, max_elements=AT_ONCE_ELEMENTS), None
+    except TooManyElementsError:
+        return await decode_in_thread(api_key, version, frame, position)
 
 
 async def encode_in_thread(response: object, version: int, holdings: Holdings) -> list[Buffer]:

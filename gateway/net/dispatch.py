@@ -22,7 +22,7 @@ from typing import Generic, Never, TypeVar, cast
 import structlog
 
 from gateway.net import request_log
-from gateway.net.coding import AT_ONCE_ELEMENTS, decode_in_thread, encode_in_thread
+from gateway.net.coding import AT_ONCE_ELEMENTS, decode_anywhere, decode_in_thread, encode_in_thread
 from gateway.net.collection import LEFTOVERS_S
 from gateway.net.context import ConnectionInfo, RequestContext, Role
 from gateway.net.errors import storage_code
@@ -361,8 +361,14 @@ class Dispatch(Generic[S_contra]):
         version = header.api_version
         if version not in route.series:
             raise UnanswerableError("unsupported_version", f"{route.api_name} version {version}")
-        request = decode_request(route.api_key, version, frame, position, max_elements=AT_ONCE_ELEMENTS)
-        return await self._refuse(route, header, request, code, message, UNBOUNDED, 0, False)
+        request, done_with = await decode_anywhere(route.api_key, version, frame, position)
+        try:
+            return await self._refuse(
+                route, header, request, code, message, UNBOUNDED, 0, crowded=done_with is not None
+            )
+        finally:
+            if done_with is not None:
+                asyncio.get_running_loop().call_later(LEFTOVERS_S, done_with)
 
     def _find_route(self, header: RequestHeader) -> _Route[S_contra]:
         route = self._routes.get(header.api_key)

@@ -34,6 +34,12 @@ from protocol.messages.find_coordinator import Coordinator, FindCoordinatorReque
 from protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 from protocol.messages.metadata import MetadataRequest, MetadataResponse
+from protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+)
 from protocol.messages.offset_fetch import OffsetFetchRequest
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from protocol.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
@@ -514,3 +520,20 @@ async def test_a_heavy_answer_waits_for_room_but_not_for_ever(monkeypatch: pytes
     holdings.take(500)
     monkeypatch.setattr(coding, "PATIENCE_S", 0.05)
     assert await asyncio.wait_for(coding.encode_in_thread(LONG_KEYS, 4, holdings), 10)
+
+
+async def test_refusal_from_outside_names_every_element_of_a_long_request() -> None:
+    """A commit of offsets cannot be forwarded, because its coordinator does not answer."""
+    partitions = tuple(OffsetCommitRequestPartition(partition_index=each) for each in range(AT_ONCE_ELEMENTS + 1))
+    request = OffsetCommitRequest(group_id="g", topics=(OffsetCommitRequestTopic(name="t", partitions=partitions),))
+    frame = encode_request_header(RequestHeader(ApiKey.OFFSET_COMMIT, 9, 77, "client"))
+    frame += b"".join(bytes(chunk) for chunk in codec.encode(request, 9))
+    table = Table(line(ApiKey.OFFSET_COMMIT, 2, 9, accept))
+    chunks = await table.dispatch.refuse(frame, ErrorCode.COORDINATOR_NOT_AVAILABLE, None)
+    answer = b"".join(bytes(chunk) for chunk in chunks)[4:]
+    _, position = decode_response_header(ApiKey.OFFSET_COMMIT, 9, answer)
+    response, _ = codec.decode(OffsetCommitResponse, 9, answer, position)
+    (topic,) = response.topics
+    assert [(each.partition_index, each.error_code) for each in topic.partitions] == [
+        (each, ErrorCode.COORDINATOR_NOT_AVAILABLE) for each in range(AT_ONCE_ELEMENTS + 1)
+    ]
