@@ -83,7 +83,8 @@ Prepare = Callable[[RequestContext[S_contra]], Awaitable[None] | None]
 """Returns an awaitable that must end before the handler begins. Returns None if there is nothing to wait for."""
 
 Charged = Callable[[Coroutine[object, None, object], RequestContext[object]], Awaitable[tuple[object, int]]]
-"""Awaits the handler's response, and returns it with the time for which the connection is muted after it."""
+"""Awaits the handler, and returns its response or its error, with the time for which the connection is muted after
+it."""
 
 Charge = Callable[[RequestContext[object]], Charged | None]
 """Returns None if the client's requests are not counted, so that the handler is awaited directly."""
@@ -304,8 +305,11 @@ class Dispatch(Generic[S_contra]):
             if charged is None:
                 response = await route.handler(request, context)
             else:
-                response, charged_ms = await charged(route.handler(request, context), context)
+                outcome, charged_ms = await charged(route.handler(request, context), context)
                 throttle_ms = max(throttle_ms, _mute(connection, charged_ms))
+                if isinstance(outcome, Exception):
+                    raise outcome
+                response = outcome
             code = getattr(response, "error_code", 0)
             chunks: Sequence[Buffer] = ()
             if route.always_answers or route.awaits_answer(request):

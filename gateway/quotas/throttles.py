@@ -76,14 +76,19 @@ class Throttles:
     async def _charged(
         self, handling: Coroutine[object, None, object], context: RequestContext[object]
     ) -> tuple[object, int]:
-        """Return the response, and the number of milliseconds for which the connection is muted after it."""
+        """Return the response or the handler's error, and the number of milliseconds for which the connection is muted
+        after it."""
         waits_ms = [0]
         if self._quotas().limits(QuotaKey.REQUEST_PERCENTAGE):
             steps = Steps(handling)
             try:
                 response = await steps
+            except Exception as error:  # noqa: BLE001 - dispatch raises it
+                response = error
             finally:
                 waits_ms.append(self._charge(QuotaKey.REQUEST_PERCENTAGE, lambda: steps.worked_s * 100, context))
+            if isinstance(response, Exception):
+                return response, max(waits_ms)
         else:
             response = await handling
         if context.api_key in _FETCHING:

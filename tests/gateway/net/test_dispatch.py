@@ -23,6 +23,8 @@ from gateway.net.requests import Admission, Order, UnanswerableError
 from gateway.operate.loggers import FINEST
 from gateway.operate.logs import REQUEST
 from gateway.operate.metrics import Metrics
+from gateway.quotas.limits import EntityType, QuotaKey, Quotas
+from gateway.quotas.throttles import Throttles
 from protocol import codec
 from protocol.api_keys import ApiKey
 from protocol.buffer import Buffer
@@ -401,6 +403,23 @@ async def test_a_throttled_request_is_answered_with_its_time_and_mutes_its_conne
     _, position = decode_response_header(12, 4, bytes(answer)[4:])
     assert codec.decode(HeartbeatResponse, 4, bytes(answer)[4:], position)[0].throttle_time_ms == 700
     assert 0.69 < connection.muted_until_s - before < 5
+
+
+@pytest.mark.parametrize(
+    "error", [KafkaError(ErrorCode.UNKNOWN_MEMBER_ID), StorageUnavailable("away"), KeyError("bug")]
+)
+async def test_work_on_a_request_that_fails_mutes_its_connection_too(error: Exception) -> None:
+    quotas = Quotas({frozenset({(EntityType.USER, "ANONYMOUS")}): {QuotaKey.REQUEST_PERCENTAGE: 1e-9}})
+    stages = Stages(charge=Throttles(lambda: quotas).around)
+    table = Table(line(ApiKey.HEARTBEAT, 0, 4, raising(error)), stages=stages)
+    connection = ConnectionInfo("c", "/127.0.0.1")
+    header = encode_request_header(RequestHeader(12, 4, 1, None))
+    (answer,) = await table.dispatch.handle(header + b"".join(codec.encode(HeartbeatRequest(), 4)), connection)
+    _, position = decode_response_header(12, 4, bytes(answer)[4:])
+    response = codec.decode(HeartbeatResponse, 4, bytes(answer)[4:], position)[0]
+    assert response.error_code != ErrorCode.NONE
+    assert response.throttle_time_ms == 1000
+    assert connection.muted_until_s > 0
 
 
 # --- admission --------------------------------------------------------------------------------------------------------
