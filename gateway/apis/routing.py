@@ -66,10 +66,11 @@ ONLY_IF_AWAITED = frozenset(
     {
         *(*TRANSACTION_FIRST, ApiKey.TXN_OFFSET_COMMIT, ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_DELETE),
         *(ApiKey.DELETE_GROUPS, ApiKey.ALTER_SHARE_GROUP_OFFSETS, ApiKey.DELETE_SHARE_GROUP_OFFSETS),
+        ApiKey.JOIN_GROUP,
     }
 )
 """Changes that are not forwarded once the client has gone. Others are, because a member leaves its group and then
-closes its connection at once."""
+closes its connection at once. A late JoinGroup would fence the static member that has taken the client's place."""
 FIRST_ADD_PARTITIONS_OF_BROKERS, FIRST_OFFSET_FETCH_OF_GROUPS = 4, 8
 
 

@@ -15,7 +15,7 @@ from tests.clients.topics import create_topic
 from tests.cluster.conftest import balanced
 from tests.cluster.one_address import AGAIN, OneAddress, one_address
 from tests.cluster.readers import Readers
-from tests.frames.members import Member, fresh, settle
+from tests.frames.members import Member, describe, fresh, settle
 from tests.frames.transactions import Transactional
 from tests.gateway_process import GatewayProcess
 from tests.postgres import Databases
@@ -114,3 +114,28 @@ async def test_stopping_node_answers_what_waits_at_other_nodes(shared: OneAddres
         stopping = asyncio.create_task(asyncio.to_thread(here.stop))
         assert (await waiting).error_code in AGAIN
         assert await stopping == 0
+
+
+async def test_join_of_a_process_that_has_ended_fences_no_static_member(shared: OneAddress) -> None:
+    """The process sends JoinGroup to a frozen node and ends. Its successor joins through another node."""
+    here = shared.nodes[0]
+    group_id, coordinator = await other_coordinator(shared, here)
+    async with (
+        await WireClient.connect(coordinator.bootstrap) as client,
+        await WireClient.connect(here.bootstrap) as watching,
+    ):
+        gone = await WireClient.connect(here.bootstrap)
+        former = Member(gone, group_id, group_instance_id="instance", session_timeout_ms=120_000)
+        successor = Member(client, group_id, group_instance_id="instance", session_timeout_ms=120_000)
+        here.send_signal(signal.SIGSTOP)
+        try:
+            unanswered = former.join_nowait()
+            await gone.close()
+            await settle(successor)
+        finally:
+            here.send_signal(signal.SIGCONT)
+        for _ in range(20):
+            described = await describe(watching, group_id)
+            assert described.error_code in {ErrorCode.NONE, *AGAIN}
+        assert await successor.heartbeat() == ErrorCode.NONE
+        await asyncio.gather(unanswered, return_exceptions=True)
