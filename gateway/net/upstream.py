@@ -17,14 +17,15 @@ from typing import cast
 
 from gateway.net.context import ConnectionInfo
 from gateway.net.holdings import SMALL_BYTES, Share
-from gateway.net.node_proof import NONCE_BYTES, WELCOME, NodeProofError, claim, hello
+from gateway.net.node_proof import MAC_BYTES, NONCE_BYTES, WELCOME, NodeProofError, claim, hello
 from protocol.framing import Frame, FrameSplitter
 from storage.types import Address, Node
 
 CONNECT_S = 5.0
 """How long a connection and its proof may take. A client waits longer for any response."""
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
-"""Largest response that is accepted. A node answers with less."""
+"""Largest response that is accepted. A node answers with less. Before its proof the peer may be a stranger, and may
+send no more than a proof."""
 PATIENCE_S = 5.0
 """How long a large response waits for room. Those that hold the room may wait for room, too."""
 
@@ -61,7 +62,7 @@ class Upstream(asyncio.BufferedProtocol):
         self._called = called
         self._client = client
         self._ended = ended
-        self._splitter = FrameSplitter(MAX_ANSWER_BYTES, scratch)
+        self._splitter = FrameSplitter(NONCE_BYTES + MAC_BYTES, scratch)
         self._arriving = Share(client.holdings)
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[_Waiting] = deque()
@@ -128,6 +129,7 @@ class Upstream(asyncio.BufferedProtocol):
             self.fail(str(error) or f"no connection in {CONNECT_S:.0f} s")
             return
         self._is_proved = True
+        self._splitter.max_frame_bytes = MAX_ANSWER_BYTES
         assert self._transport is not None
         for frame in self._unsent:
             self._transport.writelines((len(frame).to_bytes(4, "big"), frame))

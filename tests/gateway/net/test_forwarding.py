@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+import structlog.testing
 
 from gateway.net.connection import ConnectionLimits
 from gateway.net.context import ConnectionInfo, Principal
@@ -469,6 +470,21 @@ async def test_stranger_cannot_speak_for_a_client(guarded: bool) -> None:
         assert await asyncio.wait_for(reader.read(), 10) == b""
         writer.close()
         assert both.echo.served == []
+
+
+async def test_stranger_at_the_address_of_a_node_sends_no_more_than_a_proof() -> None:
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(struct.pack(">i", 100_000_000) + bytes(100_000))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with two() as both:
+        both.router.node = Node(THERE, {"NODES": ("127.0.0.1", server.sockets[0].getsockname()[1])})
+        client = ConnectionInfo("id", "/10.1.2.3")
+        with structlog.testing.capture_logs() as lines:
+            await both.forwarder.handle(request(ApiKey.HEARTBEAT, 1, b"a"), client)
+    server.close()
+    (line,) = lines
+    assert "frame of 100000000 bytes, the limit is" in line["why"]
 
 
 async def test_guarded_listener_serves_clients_as_before() -> None:
