@@ -324,6 +324,20 @@ async def test_key_withdrawn_during_a_silence_is_not_accepted(issuer: Issuer, ot
         await tokens.close()
 
 
+async def test_known_keys_stay_valid_while_the_issuer_cannot_be_asked(issuer: Issuer) -> None:
+    """Kafka keeps its keys after a failed refresh, too."""
+    clock = Times()
+    with published() as place:
+        place.answers["/keys"] = key_set(issuer.jwk())
+        tokens = Tokens(settings(f"{place.url}/keys"), clock=clock)
+        await tokens.check(issuer.token())
+        del place.answers["/keys"]
+        clock.now_s += 3 * 3_600
+        assert (await tokens.check(issuer.token())).subject == "alice"
+        assert place.asked == 2
+        await tokens.close()
+
+
 async def test_failed_key_fetches_back_off(issuer: Issuer) -> None:
     clock = Times()
     with published() as place:
