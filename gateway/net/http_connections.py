@@ -50,7 +50,7 @@ class HttpConnections:
                 self.factory(make), host or None, port, reuse_address=True, backlog=backlog
             )
         sockets = await bind_sockets(host, port, backlog)
-        listener = TlsListener(sockets, tls, self.factory(make), self._handshake_may_begin, self._handshake_ended)
+        listener = TlsListener(sockets, tls, self.factory(make), self._begin_handshake, self._handshake_ended)
         await listener.start_serving()
         return listener
 
@@ -94,12 +94,12 @@ class HttpConnections:
             logger.warning("an HTTP connection was closed: too many are open", open=count, address=address)
         return False
 
-    def _handshake_may_begin(self, address: str) -> bool:
+    def _begin_handshake(self, address: str) -> float | None:
         count = len(self._open) + self._handshakes.total()
         if not self._has_room(count, self._from[address] + self._handshakes[address], address):
-            return False
+            return 0.0
         self._handshakes[address] += 1
-        return True
+        return None
 
     def _handshake_ended(self, address: str) -> None:
         _count_down(self._handshakes, address)

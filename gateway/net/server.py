@@ -102,7 +102,7 @@ class Server:
                 sockets,
                 tls.context,
                 lambda: self._new_connection(listener),
-                self._handshake_may_begin,
+                self._begin_handshake,
                 self._handshake_ended,
             )
             return int(sockets[0].getsockname()[1])
@@ -256,7 +256,8 @@ class Server:
         if self._from[address] >= self._most_from(address):
             self._metrics.protocol_errors.labels("max_connections_per_ip").inc()
             return 0.0
-        wait_s = self._connection_wait(address)
+        # The rate counts an encrypted connection before its handshake.
+        wait_s = 0.0 if isinstance(connection, TlsConnection) else self._connection_wait(address)
         if wait_s > 0:
             return self._refuse_early(min(wait_s, MAX_REFUSED_S))
         self._connections.add(connection)
@@ -264,19 +265,23 @@ class Server:
         self._metrics.connections_opened.inc()
         return None
 
-    def _handshake_may_begin(self, address: str) -> bool:
-        """Return whether a peer may begin a TLS handshake. Handshakes count as connections in both limits."""
+    def _begin_handshake(self, address: str) -> float | None:
+        """Return None to let a peer begin a TLS handshake. Otherwise its connection is closed after that many seconds.
+        Handshakes count as connections in both limits and in the rate."""
         if self._draining:
-            return False
+            return 0.0
         if len(self._connections) + self._handshakes.total() >= self._limits.max_connections:
             self._refused_since_log += 1
             self._metrics.protocol_errors.labels("max_connections").inc()
-            return False
+            return 0.0
         if self._from[address] + self._handshakes[address] >= self._most_from(address):
             self._metrics.protocol_errors.labels("max_connections_per_ip").inc()
-            return False
+            return 0.0
+        wait_s = self._connection_wait(address)
+        if wait_s > 0:
+            return self._refuse_early(min(wait_s, MAX_REFUSED_S))
         self._handshakes[address] += 1
-        return True
+        return None
 
     def _handshake_ended(self, address: str) -> None:
         self._handshakes[address] -= 1

@@ -22,8 +22,9 @@ TLS_SHUTDOWN_S = 1.0
 ACCEPT_RETRY_S = 1.0
 """Pause after a connection could not be accepted, the same as in asyncio's server."""
 
-Permit = Callable[[str], bool]
-"""Returns whether a peer of this address may begin a handshake, and counts it until `ended` is called."""
+Permit = Callable[[str], float | None]
+"""Returns None if a peer of this address may begin a handshake, and counts it until `ended` is called. Otherwise
+returns the seconds after which the peer's connection is closed."""
 
 
 class TlsListener:
@@ -72,8 +73,9 @@ class TlsListener:
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
             host = str(address[0])
-            if not self._permit(host):
-                accepted.close()
+            refused_for_s = self._permit(host)
+            if refused_for_s is not None:
+                loop.call_later(refused_for_s, accepted.close)
                 continue
             handshake = asyncio.create_task(self._shake_hands(accepted, host))
             self._handshakes.add(handshake)

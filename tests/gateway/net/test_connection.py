@@ -580,6 +580,28 @@ async def test_handshakes_count_as_connections_of_their_address(tmp_path: Path) 
         await served.server.close()
 
 
+async def test_connection_above_the_rate_of_its_address_begins_no_handshake(tmp_path: Path) -> None:
+    """A handshake takes milliseconds of the event loop."""
+    issued = Authority(tmp_path, "root").issue("/CN=localhost")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(issued.whole)
+    waits_s = [0.0, 0.01]
+    served = Node(ConnectionLimits())
+    served.port = await served.server.bind("127.0.0.1", 0, tls=Tls(context, None))
+    await served.server.serve(served.words, served.connection_closed, lambda _address: waits_s.pop(0))
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    try:
+        peer = Peer(*await asyncio.open_connection("127.0.0.1", served.port, ssl=trusting))
+        peer.send(b"-echo:a")
+        assert await peer.answer() == b"-echo:a"
+        with pytest.raises(OSError, match=r".*"):
+            await asyncio.wait_for(asyncio.open_connection("127.0.0.1", served.port, ssl=trusting), 10)
+        assert waits_s == []
+    finally:
+        await served.server.close()
+
+
 async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
     async with node(max_idle_ms=200) as served:
         idle, half, busy = [await served.connect() for _ in range(3)]

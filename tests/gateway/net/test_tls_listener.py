@@ -35,7 +35,7 @@ async def test_a_listener_accepts_again_after_any_error(tmp_path: Path, monkeypa
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(issued.whole)
     (listening,) = await bind_sockets("127.0.0.1", 0, 8)
-    listener = TlsListener([listening], context, Greeting, lambda host: True, lambda host: None)
+    listener = TlsListener([listening], context, Greeting, lambda host: None, lambda host: None)
     await listener.start_serving()
     try:
         listening.shutdown(socket.SHUT_RDWR)  # accept() fails with EINVAL until the socket listens again
