@@ -101,6 +101,7 @@ class Forwarder:
         self._scratch = bytearray(SCRATCH_BYTES)
         self._upstreams: set[Upstream] = set()
         self._of_connection: dict[str, dict[NodeId, Upstream]] = {}
+        self._is_draining = False
         self._logged_s = float("-inf")
         metrics.upstreams.set_function(lambda: self.upstreams)
 
@@ -132,7 +133,9 @@ class Forwarder:
                 upstream.fail("the node is not alive")
 
     def drain(self) -> None:
-        """Refuse the requests that wait at other nodes for other clients or for data, because this node stops."""
+        """Refuse the requests that wait at other nodes for other clients or for data, now and from now on, because this
+        node stops."""
+        self._is_draining = True
         for upstream in self._upstreams:
             upstream.give_up_parked()
 
@@ -146,6 +149,8 @@ class Forwarder:
             return failed
         upstream = self._upstream(called, connection)
         answer = upstream.send(frame, is_parked=self.admission(frame).order is Order.PARKED)
+        if self._is_draining:
+            upstream.give_up_parked()
         if connection.peer_gone:
             upstream.finish()
         return answer

@@ -334,6 +334,9 @@ async def test_stopping_node_refuses_what_waits_elsewhere() -> None:
         assert await answer(reader) == b"\0\0\0\1COORDINATOR_NOT_AVAILABLE"
         both.echo.gates[b"slow"].set()
         assert await answer(reader) == b"\0\0\0\2slow"
+        writer.write(framed(request(ApiKey.JOIN_GROUP, 3, b"parked later")))
+        both.echo.gates[b"parked later"] = asyncio.Event()
+        assert await answer(reader) == b"\0\0\0\3COORDINATOR_NOT_AVAILABLE"
 
 
 @pytest.mark.parametrize(("code", "refreshed"), [(ErrorCode.NOT_COORDINATOR, 1), (ErrorCode.NONE, 0)])
