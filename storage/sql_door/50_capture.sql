@@ -34,10 +34,11 @@ set search_path = sluice, pg_temp
 as $$
 -- Return the statement that turns a row of the table into JSON, or null: to_jsonb is safe. Columns of other types become
 -- strings by the output functions of the types, which only a superuser can create. A cast to text could be anyone's.
+-- Virtual generated columns are left out, because they are null in every trigger.
 begin
     perform 1 from pg_attribute a
-    where a.attrelid = p_relation and a.attnum > 0 and not a.attisdropped and a.atttypid >= 16384
-        and not door_is_safe_as_json(a.atttypid);
+    where a.attrelid = p_relation and a.attnum > 0 and not a.attisdropped
+        and (a.attgenerated = 'v' or a.atttypid >= 16384 and not door_is_safe_as_json(a.atttypid));
     if not found then
         return null;
     end if;
@@ -47,19 +48,39 @@ begin
                 else format('case num_nulls(($1).%1$I) when 0 then format(''%%s'', ($1).%1$I) end as %1$I', a.attname) end,
             ', ' order by a.attnum))
         from pg_attribute a
-        where a.attrelid = p_relation and a.attnum > 0 and not a.attisdropped
+        where a.attrelid = p_relation and a.attnum > 0 and not a.attisdropped and a.attgenerated <> 'v'
     );
 end
+$$;
+
+create or replace function sluice.door_primary_key(p_relation oid) returns text[]
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+-- Return the columns of the table's primary key, or null.
+    select array_agg(a.attname::text order by k.place)
+    from pg_index i
+    cross join lateral unnest(i.indkey::smallint[]) with ordinality k (attnum, place)
+    join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+    where i.indrelid = p_relation and i.indisprimary and k.place <= i.indnkeyatts
 $$;
 
 create or replace function kafka.capture_row() returns trigger
 language plpgsql volatile security definer
 set search_path = sluice, pg_temp
+-- Without these settings, sessions with different ones would give one row different keys.
+set timezone = 'UTC'
+set datestyle = 'ISO, YMD'
+set intervalstyle = 'postgres'
+set bytea_output = 'hex'
+set extra_float_digits = 1
 as $$
--- Produce the change of one row. The trigger's arguments are the topic and the columns of the key. As Debezium does, a
--- deletion is followed by a tombstone, and a changed key becomes a deletion and a creation. The function has the rights
--- of its owner, so the conversion of a row must not call functions of the table's owner.
+-- Produce the change of one row. The trigger's arguments are the topic and the columns of the key. If one of the columns
+-- has been renamed, the key is the table's primary key. As Debezium does, a deletion is followed by a tombstone, and a
+-- changed key becomes a deletion and a creation. The function has the rights of its owner, so the conversion of a row
+-- must not call functions of the table's owner.
 declare
+    columns text[] := tg_argv[1:];
     topic   constant text := tg_argv[0];
     conversion constant text := door_conversion(tg_relid);
     before  jsonb;
@@ -81,8 +102,18 @@ begin
     elsif tg_op <> 'DELETE' then
         execute conversion into after using new;
     end if;
-    old_key := (select jsonb_object_agg(k, before -> k) from unnest(tg_argv[1:]) k where before is not null);
-    new_key := (select jsonb_object_agg(k, after -> k) from unnest(tg_argv[1:]) k where after is not null);
+    if not coalesce(after, before) ?& columns then
+        columns := door_primary_key(tg_relid);
+        if columns is null then
+            raise exception using
+                errcode = '22023',
+                message = format('table %s is captured to topic %s, and has neither the columns of the key nor a primary key',
+                    tg_relid::regclass, topic),
+                hint = 'Give the table a primary key and call kafka.capture again, or call kafka.release.';
+        end if;
+    end if;
+    old_key := (select jsonb_object_agg(k, before -> k) from unnest(columns) k where before is not null);
+    new_key := (select jsonb_object_agg(k, after -> k) from unnest(columns) k where after is not null);
     if tg_op = 'UPDATE' and old_key is not distinct from new_key then
         perform door_capture(topic, new_key, before, after, 'u', source, now_ms);
         return null;
@@ -125,7 +156,7 @@ begin
     from pg_catalog.pg_index i
     cross join lateral unnest(i.indkey::smallint[]) with ordinality k (attnum, place)
     join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
-    where i.indrelid = capture.captured and i.indisprimary;
+    where i.indrelid = capture.captured and i.indisprimary and k.place <= i.indnkeyatts;
     if columns is null or capture.topic is null then
         raise exception using
             errcode = '22023',

@@ -47,3 +47,59 @@ async def test_a_table_without_a_primary_key_is_not_captured(sql: Connection, to
     await sql.execute("create table keyless (a integer)")
     with pytest.raises(asyncpg.InvalidParameterValueError, match="keyless cannot be captured"):
         await sql.execute("select kafka.capture('keyless', $1)", topic)
+
+
+async def test_the_key_of_a_row_is_the_same_in_every_session(
+    sql: Connection, other: Connection, topic: str, consumer: Consumer
+) -> None:
+    await sql.execute(
+        "create table settings_of_sessions (at timestamptz, hash bytea, span interval, n integer,"
+        " primary key (at, hash, span))"
+    )
+    await sql.execute("select kafka.capture('settings_of_sessions', topic => $1)", topic)
+    await sql.execute("set timezone = 'UTC'; set bytea_output = 'hex'")
+    await sql.execute("insert into settings_of_sessions values ('2026-01-01 00:00Z', '\\x00ff', '1 day 2 hours', 1)")
+    await other.execute("set timezone = 'Europe/Berlin'; set bytea_output = 'escape'; set intervalstyle = 'iso_8601'")
+    await other.execute("update settings_of_sessions set n = 2")
+    keys = [message.key() for message in read(consumer, topic, 2, none_more_s=0.3)]
+    assert keys[0] == keys[1]
+    assert json.loads(keys[0])["at"] == "2026-01-01T00:00:00+00:00"
+
+
+async def test_a_renamed_column_of_the_key_remains_in_the_key(sql: Connection, topic: str, consumer: Consumer) -> None:
+    await sql.execute("create table renamed (id integer primary key, n integer)")
+    await sql.execute("select kafka.capture('renamed', topic => $1)", topic)
+    await sql.execute("alter table renamed rename column id to number")
+    await sql.execute("insert into renamed values (1, 1), (2, 2)")
+    keys = [json.loads(message.key()) for message in read(consumer, topic, 2, none_more_s=0.3)]
+    assert sorted(key["number"] for key in keys) == [1, 2]
+    await sql.execute("alter table renamed drop constraint renamed_pkey")
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="neither the columns of the key nor a"):
+        await sql.execute("insert into renamed values (3, 3)")
+
+
+async def test_included_columns_of_a_primary_key_are_not_in_the_key(
+    sql: Connection, topic: str, consumer: Consumer
+) -> None:
+    await sql.execute("create table included (id integer, n integer, primary key (id) include (n))")
+    await sql.execute("select kafka.capture('included', topic => $1)", topic)
+    await sql.execute("insert into included values (1, 1)")
+    await sql.execute("update included set n = 2")
+    found = read(consumer, topic, 2, none_more_s=0.3)
+    assert [(json.loads(each.key()), json.loads(each.value())["op"]) for each in found] == [
+        ({"id": 1}, "c"),
+        ({"id": 1}, "u"),
+    ]
+
+
+async def test_virtual_generated_columns_are_left_out(sql: Connection, topic: str, consumer: Consumer) -> None:
+    if await sql.fetchval("select current_setting('server_version_num')::integer < 180000"):
+        pytest.skip("virtual generated columns exist since Postgres 18")
+    await sql.execute(
+        "create table generated (id integer primary key, twice integer generated always as (id * 2) virtual,"
+        " thrice integer generated always as (id * 3) stored)"
+    )
+    await sql.execute("select kafka.capture('generated', topic => $1)", topic)
+    await sql.execute("insert into generated values (1)")
+    (message,) = read(consumer, topic, 1)
+    assert json.loads(message.value())["after"] == {"id": 1, "thrice": 3}
