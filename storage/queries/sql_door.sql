@@ -67,7 +67,7 @@ left join (
             count(*) as record_count,
             coalesce(sum(
                 coalesce(octet_length(r.key), 0) + coalesce(octet_length(r.value), 0)
-                + coalesce(octet_length(r.headers::text), 0) + 100
+                + coalesce(r.header_bytes, octet_length(r.headers::text), 0) + 100
             ), 0)::bigint as size_bytes,
             coalesce(bool_or(r.topic_id is null), false) as creates
         from (select * from staged_record r where r.xid = c.xid limit $4 + 1) r
@@ -113,7 +113,7 @@ with sized as (
         select
             r.position,
             coalesce(octet_length(r.key), 0) + coalesce(octet_length(r.value), 0)
-                + coalesce(octet_length(r.headers::text), 0) + 100 as bytes
+                + coalesce(r.header_bytes, octet_length(r.headers::text), 0) + 100 as bytes
         from staged_record r where r.xid = $1 and r.position > $2 order by r.position limit $3
     ) n
 ),

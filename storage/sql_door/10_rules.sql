@@ -288,10 +288,13 @@ language plpgsql security definer
 set search_path = sluice, pg_temp
 as $$
 -- Give the transaction its place among the others while it commits. It holds no lock that another transaction waits for.
--- The first condition is cheap, and true whenever one of the two careful ones may be.
+-- The second condition is cheap, and true whenever one of the two careful ones may be.
 declare
     context text;
 begin
+    if new.xid <> pg_current_xact_id()::text::bigint then
+        return null; -- a replica of the table receives the row of a transaction on another server
+    end if;
     get diagnostics context = pg_context;
     if strpos(context, E'\n') > 0 or current_query() ~* 'constraints|prepare' then
         if door_may_be_early(context, new.fired_at) then
@@ -319,6 +322,8 @@ begin
             deferrable initially deferred
             for each row when (new.arms)
             execute function sluice.door_commit_records();
+        -- also in sessions that apply the changes of a publication, where a trigger of the user may produce
+        alter table sluice.staged_record enable always trigger staged_record_commits;
     end if;
 end
 $$;

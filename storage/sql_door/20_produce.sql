@@ -40,10 +40,12 @@ begin
     if p_partition < 0 or p_partition >= coalesce(target.partition_count, 2147483647) then
         perform door_refuse_partition(p_topic, p_partition, target.partition_count);
     end if;
-    insert into staged_record (xid, topic_id, topic, partition_index, key, value, headers, timestamp_ms, arms)
+    insert into staged_record (
+        xid, topic_id, topic, partition_index, key, value, headers, header_bytes, timestamp_ms, arms
+    )
     values (
         me, target.topic_id, case when target.topic_id is null then p_topic end, p_partition, p_key, p_value,
-        p_headers, (extract(epoch from coalesce(p_timestamp, clock_timestamp())) * 1000)::bigint,
+        p_headers, octet_length(p_headers::text), (extract(epoch from coalesce(p_timestamp, clock_timestamp())) * 1000)::bigint,
         not exists (select from staged_record r where r.xid = me and r.arms)
     );
 end
@@ -69,10 +71,10 @@ as $$
 -- expression of PL/pgSQL would cost the caller one to ten microseconds.
 begin
     if produce.partition is null and produce."timestamp" is null then
-        insert into staged_record (xid, topic_id, key, value, headers, timestamp_ms, arms)
+        insert into staged_record (xid, topic_id, key, value, headers, header_bytes, timestamp_ms, arms)
         select
             pg_current_xact_id()::text::bigint, t.topic_id, produce.key, produce.value, produce.headers,
-            (extract(epoch from clock_timestamp()) * 1000)::bigint,
+            octet_length(produce.headers::text), (extract(epoch from clock_timestamp()) * 1000)::bigint,
             not exists (select from staged_record r where r.xid = pg_current_xact_id()::text::bigint and r.arms)
         from topic t, sql_door d
         where t.name = produce.topic and t.deleted_at is null and not t.internal and not d.authorizer
@@ -232,10 +234,12 @@ begin
     end loop;
     produced_ms := (extract(epoch from coalesce(produce_many."timestamp", clock_timestamp())) * 1000)::bigint;
     armed := exists (select from staged_record r where r.xid = me and r.arms);
-    insert into staged_record (xid, topic_id, topic, partition_index, key, value, headers, timestamp_ms, arms)
+    insert into staged_record (
+        xid, topic_id, topic, partition_index, key, value, headers, header_bytes, timestamp_ms, arms
+    )
     select
         me, target.topic_id, case when target.topic_id is null then produce_many.topic end,
-        produce_many.partition, each.key, each.value, each.headers, produced_ms, not armed and each.place = 1
+        produce_many.partition, each.key, each.value, each.headers, octet_length(each.headers::text), produced_ms, not armed and each.place = 1
     from unnest(produce_many."values", produce_many.keys, produce_many.headers)
         with ordinality each (value, key, headers, place)
     order by each.place;

@@ -142,6 +142,9 @@ declare
     why      text;
     now_ms   bigint;
 begin
+    if new.xid <> pg_current_xact_id()::text::bigint then
+        return null; -- a replica of the table receives the row of a transaction on another server
+    end if;
     perform 1 from staged_offset s where s.xid = new.xid and s.position = new.position and s.committed_ms is null;
     if not found then
         return null; -- another row's trigger has written all of them
@@ -213,6 +216,7 @@ begin
             after insert or update of fired_at on sluice.staged_offset
             deferrable initially deferred
             for each row execute function sluice.door_commit_offsets();
+        alter table sluice.staged_offset enable always trigger staged_offset_commits;
     end if;
 end
 $$;

@@ -189,3 +189,41 @@ async def test_a_transaction_is_found_behind_more_gaps_than_are_kept(places: Pla
     await places.release(2)
     await first
     assert await places.relay() == ["first"]
+
+
+async def test_a_transaction_is_relayed_from_a_session_that_applies_the_changes_of_a_replica(places: Places) -> None:
+    """In such a session, only triggers that fire always or on replicas run. One of the user may produce or commit."""
+    await places.own()
+    sql = await places.connect()
+    async with sql.transaction():
+        await sql.execute("set local session_replication_role = replica")
+        await sql.execute("select kafka.produce('t', 'applied')")
+        await sql.execute("select kafka.commit_offset('g', 't', 0, 7)")
+    assert await places.relay() == ["applied"]
+    assert await sql.fetchval("select \"offset\" from kafka.committed('g')") == 7
+
+
+async def test_a_replica_of_the_staging_tables_gives_no_places(places: Places) -> None:
+    await places.produce("here")
+    await places.sql.execute(
+        "insert into sluice.staged_record (xid, topic_id, value, timestamp_ms, arms)"
+        " select xid + 1000000, topic_id, value, timestamp_ms, true from sluice.staged_record"
+    )
+    assert await places.sql.fetchval("select count(*) from sluice.staged_commit") == 1
+
+
+async def test_headers_that_are_long_as_text_do_not_delay_the_look(places: Places) -> None:
+    """Postgres needs more than a millisecond to write one of these headers as text, of which it stores 200 bytes."""
+    await places.own()
+    headers = "(select jsonb_object_agg(i, 1e100000) from generate_series(1, 9) i)"
+    for _ in range(4):
+        async with places.sql.transaction():
+            await places.sql.execute(f"select kafka.produce('t', 'v', headers => {headers})")
+            await places.sql.execute(
+                """create temporary table more on commit drop as
+                select r.* from sluice.staged_record r cross join generate_series(1, 10000)
+                where r.xid = pg_current_xact_id()::text::bigint;
+                update more set position = nextval('sluice.staged_position'), arms = false;
+                insert into sluice.staged_record select * from more"""
+            )
+    assert await places.look() == 1
