@@ -187,11 +187,11 @@ declare
     next_head bigint;
 begin
     perform door_require(3, 2, records.topic);
-    if records.from_offset < 0 or records.max_records not between 1 and 100000 then
+    if records.from_offset < 0 or coalesce(records.max_records, 0) not between 1 and 100000 then
         raise exception using
             errcode = '22023',
             message = format('topic %s: from_offset must not be negative and max_records must be 1 to 100000, not %s and %s',
-                records.topic, records.from_offset, records.max_records),
+                records.topic, records.from_offset, coalesce(records.max_records::text, 'NULL')),
             hint = 'Read a long range in several calls.';
     end if;
     select l.*, coalesce(

@@ -162,6 +162,11 @@ async def test_waiting_in_one_snapshot_is_refused(sql: Connection, topic: str) -
     assert not await sql.fetchval("select kafka.wait_for($1, 0, 99, '10 ms')", topic)
 
 
+async def test_no_number_of_records_is_refused(sql: Connection, topic: str) -> None:
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="and NULL"):
+        await sql.fetch("select * from kafka.records($1, 0, 0, null)", topic)
+
+
 async def test_views_show_topics_groups_and_members(
     sql: Connection, topic: str, gateway: GatewayProcess, producer: Producer
 ) -> None:
