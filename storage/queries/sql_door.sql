@@ -8,6 +8,10 @@ insert into sql_door (schema_name, version, digest) values ($1, $2, $3)
 on conflict (singleton) do update set
     schema_name = excluded.schema_name, version = excluded.version, digest = excluded.digest;
 
+-- name: same_views
+-- Return whether both views exist and have the same definition.
+select coalesce(pg_get_viewdef(to_regclass($1::text)) = pg_get_viewdef(to_regclass($2::text)), false);
+
 -- name: sql_door_settings
 -- The brokers' settings that the public functions apply.
 select

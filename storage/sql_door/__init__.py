@@ -21,10 +21,11 @@ from storage.pool import Connection, Database
 from storage.queries import statement
 from storage.types import SHARD_COUNTS, LeaseKind
 
-VERSION = 15
+VERSION = 16
 """Raise it with every change of the files."""
 
 _PUBLIC = re.compile(r"\bkafka(?=\.[a-z_]+\b)|(?<=schema )kafka\b")
+_VIEW = re.compile(r"^(create or replace view \w+\.(\w+) .*?;\n)", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ async def install(database: Database, schema_name: str, settings: DoorSettings) 
             )
         if not is_there or row is None or (row["version"] <= VERSION and row["digest"] != digest):
             for _, sql in known:
-                await connection.execute(sql)
+                await _apply(connection, schema_name, sql)
             await connection.execute(statement("save_sql_door"), schema_name, VERSION, digest)
         former = await connection.fetchrow(statement("sql_door_settings"))
         await connection.execute(
@@ -99,3 +100,16 @@ async def install(database: Database, schema_name: str, settings: DoorSettings) 
         return None if row is None or former is None else DoorSettings(**former)
 
     return await database.control.transact(apply)
+
+
+async def _apply(connection: Connection, schema_name: str, sql: str) -> None:
+    """Run a file. Replace a view only if its definition changes, because that waits for each open transaction that has
+    read the view, and other readers wait behind it."""
+    before, *views = _VIEW.split(sql)
+    await connection.execute(before)
+    for view, name, behind in zip(views[::3], views[1::3], views[2::3], strict=True):
+        kept, candidate = f"{schema_name}.{name}", f"{schema_name}.new_{name}"
+        await connection.execute(view.replace(kept, candidate, 1))
+        if not await connection.fetchval(statement("same_views"), kept, candidate):
+            await connection.execute(view)
+        await connection.execute(f"drop view {candidate};\n{behind}")

@@ -85,6 +85,27 @@ async def test_functions_are_replaced_while_a_transaction_that_produced_is_open(
         await database.close()
 
 
+async def test_functions_are_replaced_while_a_transaction_that_read_a_view_is_open(database_url: str) -> None:
+    database = await Database.open(database_url)
+    sql, other = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
+    try:
+        await install(database, "kafka", SETTINGS)
+        await other.execute("drop view kafka.nodes; create view kafka.nodes as select 1 as node_id")
+        async with sql.transaction():
+            for view in ("topics", "partitions", "groups", "members", "lag", "transactions", "journal"):
+                await sql.execute(f"select from kafka.{view}")
+            await other.execute("update sluice.sql_door set digest = 'of another release'")
+            async with asyncio.timeout(60):
+                await install(database, "kafka", SETTINGS)
+        # A view that has changed is replaced.
+        await other.execute("select node_id, name from kafka.nodes")
+        assert await other.fetch("select from pg_views where schemaname = 'kafka' and viewname like 'new%'") == []
+    finally:
+        await sql.close()
+        await other.close()
+        await database.close()
+
+
 async def test_the_functions_apply_the_settings_of_the_node_that_started_last(database_url: str) -> None:
     database = await Database.open(database_url)
     sql = await asyncpg.connect(database_url)
