@@ -47,6 +47,15 @@ _NO_PLACE = 2**63 - 1
 
 TIMEOUT_S = 15
 
+SILENT_PEER_SETTINGS = {
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "25000",
+}
+"""Postgres ends the session of a host that has vanished without closing its connection, and with the session the
+ownership. By Linux' defaults that takes two hours."""
+
 _AWAKE, _ASLEEP = 2, 1
 
 
@@ -136,6 +145,7 @@ class StagedRecords:
                     "idle_in_transaction_session_timeout": "60000",
                     "idle_session_timeout": "0",
                     "transaction_timeout": "0",
+                    **SILENT_PEER_SETTINGS,
                 },
                 timeout=TIMEOUT_S,
                 command_timeout=TIMEOUT_S + 2,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import sys
 import time
 from datetime import datetime
 from itertools import count
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 import pytest
@@ -222,5 +226,44 @@ async def test_a_role_that_holds_the_lock_of_the_relay_is_named() -> None:
             waiting.close()
         finally:
             await database.close()
+            loop.run(server.stop())
+    loop.close()
+
+
+async def test_postgres_soon_probes_a_relay_that_is_silent() -> None:
+    """If the relay's host vanishes, no other node can relay until Postgres has noticed it."""
+    connections = Path("/proc/net/tcp")
+    if not connections.exists():
+        pytest.skip("only Linux shows the timers of connections")
+    # An address that no other server on this port uses.
+    number = os.getpid() % 60_000 + 300
+    address = f"127.77.{number >> 8}.{number & 255}"
+    loop = LoopThread()
+    with short_directory() as directory:
+        access = directory / "pg_hba.conf"
+        access.write_text("local all all trust\nhost all all 127.0.0.0/8 trust\n")
+        access.chmod(0o644)
+        settings = {"hba_file": str(access), "listen_addresses": address}
+        server = EmbeddedPostgres(directory / "server", settings=settings)
+        url = loop.run(server.start())
+        name, port = urlsplit(url), parse_qs(urlsplit(url).query)["port"][0]
+        database = await Database.open(f"postgresql://{name.username}@{address}:{port}{name.path}?sslmode=disable")
+        try:
+            await database.close()
+            relay = await StagedRecords.open(database, lambda: None)
+            here = f"{int.from_bytes(socket.inet_aton(address), sys.byteorder):08X}:{int(port):04X}"
+
+            def probes_in_s() -> float | None:
+                """Return when Postgres probes the peer, unless bytes are on their way."""
+                rows = [line.split() for line in connections.read_text().splitlines()]
+                (timer,) = [row[5] for row in rows if row[1] == here and row[3] == "01"]
+                kind, ticks = timer.split(":")
+                return int(ticks, 16) / os.sysconf("SC_CLK_TCK") if kind == "02" else None
+
+            wait_s = await until(probes_in_s, "the timer of a silent connection", holds=lambda found: found is not None)
+            assert wait_s is not None
+            assert wait_s < 60
+            relay.close()
+        finally:
             loop.run(server.stop())
     loop.close()
