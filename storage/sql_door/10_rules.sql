@@ -277,9 +277,11 @@ create or replace function sluice.door_may_be_early(p_context text, p_fired_at t
 language sql stable
 as $$
 -- Whether a deferred trigger may run before its transaction commits. SET CONSTRAINTS runs it early. Then either the
--- client's statement says so, or a function does and is on the call stack. The trigger runs early at most once for each
--- statement of the client: a second time within one statement is the commit.
-    select p_fired_at is distinct from statement_timestamp()
+-- client's statement says so, or a function does and is on the call stack. If the stack names SET CONSTRAINTS as the
+-- statement that runs the trigger, it is certain. Otherwise the trigger runs early at most once for each statement of the
+-- client: a second time within one statement is the commit.
+    select p_context ~* E'^[^\n]*\n[^\n]*\\mset\\s+constraints\\s[^\n]*\\mimmediate\\M'
+        or p_fired_at is distinct from statement_timestamp()
         and (strpos(p_context, E'\n') > 0 or current_query() ~* 'set\s+constraints')
 $$;
 

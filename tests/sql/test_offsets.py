@@ -106,6 +106,7 @@ async def test_fenced_commits_fail_the_transaction(
     [
         ("read committed", "", "SL001"),
         ("read committed", "set constraints all immediate", "SL001"),
+        ("read committed", "do $$ begin for i in 1..2 loop set constraints all immediate; end loop; end $$", "SL001"),
         # The snapshot shows the former generation, so Postgres itself refuses to lock the group's row.
         ("repeatable read", "", "40001"),
         ("serializable", "", "40001"),
@@ -120,7 +121,7 @@ async def test_a_rebalance_after_the_call_fences_the_commit(
     early: str,
     sqlstate: str,
 ) -> None:
-    group = f"rebalanced-{protocol}-{isolation}-{bool(early)}"
+    group = f"rebalanced-{protocol}-{isolation}-{len(early)}"
     first = join(group, topic, protocol)
     member_id = first.memberid()
     generation = await fence(sql, group, member_id)

@@ -18,6 +18,7 @@ from tests.steps.waiting import until
 Connection = asyncpg.Connection
 EARLY = "set constraints all immediate"
 EARLY_IN_A_FUNCTION = "do $$ begin set constraints all immediate; end $$"
+EARLY_TWICE = "do $$ begin set constraints all immediate; set constraints all immediate; end $$"
 
 
 def of_key(messages: list[Any], key: bytes) -> list[bytes | None]:
@@ -86,7 +87,7 @@ async def test_types_of_values_and_keys(sql: Connection, topic: str, consumer: C
 
 
 @pytest.mark.parametrize("produce_first", [True, False])
-@pytest.mark.parametrize("early", ["", EARLY, EARLY_IN_A_FUNCTION])
+@pytest.mark.parametrize("early", ["", EARLY, EARLY_IN_A_FUNCTION, EARLY_TWICE])
 async def test_records_of_a_row_have_the_order_of_its_locks(
     sql: Connection, other: Connection, topic: str, consumer: Consumer, *, produce_first: bool, early: str
 ) -> None:
@@ -113,7 +114,7 @@ async def test_records_of_a_row_have_the_order_of_its_locks(
     assert of_key(read(consumer, topic, 10, none_more_s=0.2), b"k") == expected
 
 
-@pytest.mark.parametrize("early", ["", EARLY, EARLY_IN_A_FUNCTION])
+@pytest.mark.parametrize("early", ["", EARLY, EARLY_IN_A_FUNCTION, EARLY_TWICE])
 async def test_an_open_transaction_delays_no_other(
     sql: Connection, other: Connection, topic: str, consumer: Consumer, producer: Producer, early: str
 ) -> None:
