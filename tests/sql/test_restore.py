@@ -218,6 +218,9 @@ async def test_a_backup_and_a_dump_without_writers_restore_tables_topics_and_off
     create_topic(gateway, "orders", 1)
     sql = await asyncpg.connect(gateway.database_url)
     await prepare(sql)
+    await sql.execute(
+        "create table public.captured (id integer primary key); select kafka.capture('public.captured', 'changes')"
+    )
     await order(sql, 0, 30)
     await bill(sql, gateway.bootstrap, 29)
     await place.settled(gateway.database_url)
@@ -233,14 +236,17 @@ async def test_a_backup_and_a_dump_without_writers_restore_tables_topics_and_off
     url = postgres.create(empty=True)
     try:
         output_of("restore", str(backup), "--database-url", url, "--log-store", records)
-        subprocess.run(
-            [bin_directory() / "pg_restore", "--clean", "--if-exists", "-d", url, dump], check=True, timeout=60
-        )
         new = gateway_factory(
             place.settings, database_url=url, environment={**place.environment, "SLUICE_LOG_STORE": records}
         )
+        subprocess.run(
+            [bin_directory() / "pg_restore", "--clean", "--if-exists", "-d", url, dump], check=True, timeout=60
+        )
         sql = await asyncpg.connect(url)
         await assert_restored(sql, new.bootstrap, 50, 30)
+        await sql.execute("insert into public.captured values (1)")
+        assert await sql.fetchval("select kafka.flush()")
+        assert await sql.fetchval("select sum(end_offset) from kafka.partitions where topic = 'changes'") == 1
         await sql.close()
         await place.settled(url)
         new.stop()
