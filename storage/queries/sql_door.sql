@@ -8,6 +8,18 @@ insert into sql_door (schema_name, version, digest) values ($1, $2, $3)
 on conflict (singleton) do update set
     schema_name = excluded.schema_name, version = excluded.version, digest = excluded.digest;
 
+-- name: renumber_restored
+-- Make the numbers of transactions negative that had them on another server, from which a backup was restored. A visible
+-- row of this server has a lower number than each transaction to come. A new transaction with the number of a restored
+-- one would get no place of its own.
+with ahead as (
+    select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as xid
+),
+places as (
+    update staged_commit c set xid = -c.xid from ahead a where c.xid >= a.xid
+)
+update staged_record r set xid = -r.xid from ahead a where r.xid >= a.xid;
+
 -- name: same_views
 -- Return whether both views exist and have the same definition.
 select coalesce(pg_get_viewdef(to_regclass($1::text)) = pg_get_viewdef(to_regclass($2::text)), false);

@@ -84,6 +84,7 @@ async def install(database: Database, schema_name: str, settings: DoorSettings) 
             for _, sql in known:
                 await _apply(connection, schema_name, sql)
             await connection.execute(statement("save_sql_door"), schema_name, VERSION, digest)
+        await connection.execute(statement("renumber_restored"))
         former = await connection.fetchrow(statement("sql_door_settings"))
         await connection.execute(
             statement("save_sql_door_settings"),

@@ -85,6 +85,31 @@ async def test_functions_are_replaced_while_a_transaction_that_produced_is_open(
         await database.close()
 
 
+async def test_no_transaction_shares_its_number_with_one_of_a_restored_database(database_url: str) -> None:
+    """A backup may hold records that no node had appended. Their transactions had numbers of another server, which may
+    lie ahead here."""
+    database = await Database.open(database_url)
+    sql = await asyncpg.connect(database_url)
+    try:
+        await install(database, "kafka", SETTINGS)
+        restored = await sql.fetchval("select pg_current_xact_id()::text::bigint + 30")
+        await sql.execute(
+            "insert into sluice.staged_record (xid, topic, timestamp_ms, arms) values ($1, 'restored', 0, true)",
+            restored,
+        )
+        await sql.execute("insert into sluice.staged_commit (xid) values ($1)", restored)
+        await install(database, "kafka", SETTINGS)
+        for _ in range(50):
+            await sql.execute("select kafka.produce('t', 'v')")
+        places = await sql.fetch("select xid from sluice.staged_commit")
+        staged = await sql.fetch("select distinct xid from sluice.staged_record")
+        assert {row["xid"] for row in places} == {row["xid"] for row in staged}
+        assert len(places) == 51
+    finally:
+        await sql.close()
+        await database.close()
+
+
 async def test_functions_are_replaced_while_a_transaction_that_read_a_view_is_open(database_url: str) -> None:
     database = await Database.open(database_url)
     sql, other = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
