@@ -13,7 +13,7 @@ from gateway.coordinator.machine import Document, StoredGroup
 from protocol.errors import ErrorCode
 
 from .invariants import broken_invariants, must_store
-from .scene import SESSION_MS, Scene
+from .scene import SESSION_MS, Scene, protocols
 
 NONE = ErrorCode.NONE
 
@@ -98,6 +98,18 @@ def test_an_empty_group_keeps_its_generation() -> None:
 def test_a_group_that_became_too_large_rebalances_at_once() -> None:
     scene = Scene()
     a, b, c = scene.stable("a", "b", "c")
+    again = restart(scene, group_max_size=2)
+    assert again.state is GroupState.PREPARING_REBALANCE
+    joins = [again.join("a2", a), again.join("b2", b), again.join("c2", c)]
+    assert [asked.error for asked in joins] == [NONE, NONE, ErrorCode.GROUP_MAX_SIZE_REACHED]
+
+
+def test_a_group_stored_in_a_join_phase_may_have_become_too_large() -> None:
+    """A write that also stores the next request of its group may store a join phase."""
+    scene = Scene()
+    a, b, c = scene.stable("a", "b", "c")
+    scene.join("a", a, offer=protocols("range", topics=("t", "u")))
+    assert scene.state is GroupState.PREPARING_REBALANCE
     again = restart(scene, group_max_size=2)
     assert again.state is GroupState.PREPARING_REBALANCE
     joins = [again.join("a2", a), again.join("b2", b), again.join("c2", c)]

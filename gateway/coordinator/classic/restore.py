@@ -67,14 +67,14 @@ def restore(
         draft.pending_sync = set(draft.members)
         draft.phase_deadline_ms = now_ms + draft.rebalance_timeout_ms()
     elif group.state is GroupState.PREPARING_REBALANCE:
-        # A group is stored in this state if it was a consumer group before. Its parked requests are lost, and the
-        # members send them again.
+        # A group is stored in this state if it was a consumer group before, or if one write stored several steps. Its
+        # parked requests are lost, and the members send them again.
         draft.phase_deadline_ms = now_ms + draft.rebalance_timeout_ms()
     if group.handoffs:
         handoff.take_over(draft, stored.clock_lead_ms, SHORTEST_SESSION_MS)
     if group.watch.withheld:
         draft.watch = replace(group.watch, follow_up_ms=now_ms + FOLLOW_UP_MS)
-    if len(draft.members) > settings.group_max_size:
+    if len(draft.members) > settings.group_max_size and draft.state is not GroupState.PREPARING_REBALANCE:
         prepare_rebalance(draft, Trigger.TOO_MANY_MEMBERS)
     return draft.seal().group
 
