@@ -16,6 +16,7 @@ from gateway.coordinator.classic.identity import generation_of, refusal
 from gateway.coordinator.classic.model import Group, GroupState, Parked
 from gateway.coordinator.facts import AssignmentGiven, GenerationAssigned, MemberId, MemberSynced
 from gateway.coordinator.machine import RequestId, Step
+from gateway.coordinator.protocols import names
 from gateway.coordinator.requests import SyncGroup, SyncReply
 from gateway.coordinator.settings import Settings
 from protocol.errors import ErrorCode
@@ -60,7 +61,7 @@ def sync_stable(group: Group, event: SyncGroup, now_ms: int, settings: Settings)
         return draft.seal()
     if first:
         draft.tell(MemberSynced(member.member_id))
-    _answer(draft, event.request_id, member.assignment)
+    _answer(draft, event.request_id, member.assignment, event.protocol_name)
     return draft.seal()
 
 
@@ -76,9 +77,14 @@ def _error(group: Group, event: SyncGroup) -> ErrorCode | None:
     error = refusal(group.members, event.member_id, event.group_instance_id)
     if error is not None:
         return error
-    if event.generation_id != generation_of(group, group.members[event.member_id]):
+    member = group.members[event.member_id]
+    if event.generation_id != generation_of(group, member):
         return ErrorCode.ILLEGAL_GENERATION
-    if _differ(event.protocol_type, group.protocol_type) or _differ(event.protocol_name, group.protocol_name):
+    # While the group was a consumer group, each member received a protocol of its own, which need not be the elected
+    # one.
+    own = member.member_epoch > 0 and event.protocol_name in names(member.protocols)
+    differs = not own and _differ(event.protocol_name, group.protocol_name)
+    if differs or _differ(event.protocol_type, group.protocol_type):
         return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     return None
 
@@ -114,5 +120,6 @@ def _close_sync_phase(draft: Draft) -> None:
         draft.phase_deadline_ms = None
 
 
-def _answer(draft: Draft, request_id: RequestId, assignment: bytes) -> None:
-    draft.answer(request_id, SyncReply(ErrorCode.NONE, draft.protocol_type, draft.protocol_name, assignment))
+def _answer(draft: Draft, request_id: RequestId, assignment: bytes, named: str | None = None) -> None:
+    """Answer with the assignment. Java's consumer refuses an answer with another protocol than it named."""
+    draft.answer(request_id, SyncReply(ErrorCode.NONE, draft.protocol_type, named or draft.protocol_name, assignment))

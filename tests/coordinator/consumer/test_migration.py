@@ -535,6 +535,19 @@ def test_absent_static_member_returns_with_the_other_protocol():
     assert scene.alive("l", epoch, instance="j") is NONE
 
 
+def test_sync_gets_the_protocol_of_the_consumer_group_after_a_return_with_the_other_protocol():
+    scene = Mixed({"t": 1})
+    epoch, _ = scene.told(scene.enter("a", instance_id="i"))
+    joined = scene.join("", offer("cooperative-sticky", "range"), new_id="l")
+    assert joined is not None
+    scene.beat("a", epoch, {"t": {0}})
+    scene.join("", offer("range", "cooperative-sticky"), instance="i", new_id="k", version=9)
+    assert (scene.group.state, scene.group.protocol_name) == (GroupState.STABLE, "range")
+    synced = scene.sync("l", joined.generation_id, protocol_type="consumer", protocol_name="cooperative-sticky")
+    assert synced is not None
+    assert (synced.error, synced.protocol_name) == (NONE, "cooperative-sticky")
+
+
 def with_a_pattern(scene: Mixed) -> tuple[int, dict[str, set[int]]]:
     """Return a scene where a (subscribed by a pattern to the topics of k) and l own all their partitions. Return also
     their epoch and the share of a.
@@ -684,6 +697,24 @@ def test_members_rejoin_with_their_partitions_after_the_last_consumer_member_lea
     scene.sync("k", epoch + 2, {"k": ALL})
     assert scene.group.state is GroupState.STABLE
     assert scene.commit("k", epoch + 2).by_member_epoch is False
+
+
+def test_sync_with_the_protocol_of_the_consumer_group_must_join_again_after_a_downgrade():
+    """In a consumer group each member receives its own first protocol. The classic group votes for one of them."""
+    scene = Mixed()
+    scene.enter("a")
+    scene.join("", offer("range", "cooperative-sticky"), new_id="k")
+    joined = scene.join("", offer("cooperative-sticky", "range"), new_id="l")
+    assert joined is not None
+    assert joined.protocol_name == "cooperative-sticky"
+    scene.beat("a", -1)
+    assert scene.group.protocol_name == "range"
+    late = scene.sync("l", joined.generation_id, protocol_type="consumer", protocol_name=joined.protocol_name)
+    assert late is not None
+    assert late.error is REBALANCE
+    unknown = scene.sync("l", joined.generation_id, protocol_type="consumer", protocol_name="roundrobin")
+    assert unknown is not None
+    assert unknown.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
 
 def test_lagging_member_survives_a_downgrade():
