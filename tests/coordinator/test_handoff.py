@@ -370,6 +370,33 @@ def test_target_does_not_wait_for_partitions_its_source_does_not_process(name: s
     assert scene.reasons == [HandoffEnd.PROCESSED]
 
 
+@pytest.mark.parametrize("phase", ["join", "sync"])
+def test_target_does_not_wait_for_a_process_that_was_replaced_during_the_rebalance(phase: str) -> None:
+    """The new process of the static member was served nothing, so it cannot commit what the old one was served."""
+    scene = Handing(HandoffMode.DRAIN)
+    a, b = scene.completing("a", "b", instances={"a": "i"}, offer=owning(name=EAGER))
+    scene.sync("b", b)
+    scene.sync("a", a, {a: given(0, 1, 2), b: given()}, instance="i")
+    scene.join("b", b, offer=owning(name=EAGER) * 2)
+    if phase == "sync":
+        scene.join("a", a, instance="i", offer=owning(name=EAGER))
+        assert scene.state is GroupState.COMPLETING_REBALANCE
+    returned = scene.join("a2", instance="i", offer=owning(name=EAGER))
+    if phase == "sync":
+        scene.join("b", b, offer=owning(name=EAGER))
+    assert scene.state is GroupState.COMPLETING_REBALANCE
+    a2 = returned.join.member_id
+    shares = {a2: given(0, 1), b: given(2)}
+    leader = scene.group.leader_id
+    connections = {a2: ("a2", "i"), b: ("b", None)}
+    asked: dict[str, Asked] = {}
+    for member_id in sorted(shares, key=lambda each: each == leader):
+        connection, instance = connections[member_id]
+        asked[member_id] = scene.sync(connection, member_id, shares if member_id == leader else None, instance=instance)
+    assert asked[b].sync.assignment == given(2)
+    assert not draining(scene.group)
+
+
 def test_begin_of_the_revocation_is_known() -> None:
     scene = Handing(HandoffMode.DRAIN)
     moved(scene, STICKY)

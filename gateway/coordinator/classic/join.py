@@ -163,7 +163,7 @@ def return_while_stable(draft: Draft, event: JoinGroup, old_id: MemberId) -> Non
     leader = draft.members[draft.leader_id]
     stays = select_protocol(draft.members, draft.protocol_support, leader) == draft.protocol_name
     if not stays or _reads(draft, member) != _reads(draft, before):
-        draft.park_join(member, _parked(event))
+        draft.park_join(replace(member, assignment=b"", last_assignment=b""), _parked(event))
         rebalance(draft, Trigger.MEMBER_RETURNED, member.member_id)
         return
     draft.tell(AssignmentGiven(member.member_id, draft.generation_id))
@@ -230,15 +230,19 @@ def _wait_at_barrier(draft: Draft, event: JoinGroup, member_id: MemberId) -> Non
 
 
 def _replace_static(draft: Draft, event: JoinGroup, old_id: MemberId, *, park: bool) -> Member:
-    """Give the restarted process a new id, so that a process that still uses the old id is fenced."""
+    """Give the restarted process a new id, so that a process that still uses the old id is fenced. A process that
+    parks has received no assignment: no other member waits for its commits."""
+    former = draft.members[old_id]
     member = replace(
-        draft.members[old_id],
+        former,
         member_id=event.new_member_id,
         client_id=event.client_id,
         client_host=event.client_host,
         session_timeout_ms=event.session_timeout_ms,
         rebalance_timeout_ms=rebalance_timeout_ms(event),
         protocols=event.protocols,
+        assignment=b"" if park else former.assignment,
+        last_assignment=b"" if park else former.last_assignment,
         is_new=False,
         parked_join=_parked(event) if park else None,
         parked_sync=None,
