@@ -226,7 +226,7 @@ def heartbeat(
     silent = silence(member.member_id, classic.session_timeout_ms, deadline_ms, now_ms)
     if not _must_join(group, member):
         reply = HeartbeatReply(ErrorCode.NONE)
-        if not group.unheard:
+        if member.member_id not in group.unheard:
             heard = group.with_session_deadline(member.member_id, now_ms + classic.session_timeout_ms)
             return Step(heard, ((event.request_id, reply),), silent)
     else:

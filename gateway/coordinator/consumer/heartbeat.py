@@ -77,7 +77,7 @@ def _has_no_news(group: ConsumerGroup, event: ConsumerGroupHeartbeat, member: Co
         and event.rebalance_timeout_ms == -1
         and event.connection_number == member.connection_number
         and not has_news(group, cluster)
-        and not group.unheard
+        and member.member_id not in group.unheard
     )
 
 

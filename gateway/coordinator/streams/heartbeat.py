@@ -95,7 +95,7 @@ def _has_no_news(
         and settings.num_standby_replicas == group.standby_replicas
         and not _is_stale(group, member)
         and not has_news(group, cluster)
-        and not group.unheard
+        and member.member_id not in group.unheard
     )
 
 

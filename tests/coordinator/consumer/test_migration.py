@@ -823,3 +823,28 @@ def test_a_late_join_that_a_classic_group_believed_does_not_count_as_the_newest(
     late = scene.join("l", offer("cooperative-sticky"), connection_number=2)
     assert late is not None
     assert late.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_heartbeat_of_a_heard_member_builds_nothing_while_another_member_is_silent(protocol: str):
+    """A static member that left for a while is silent until its session ends."""
+    scene = Mixed({"t": 1})
+    epoch, _ = scene.told(scene.enter("a", instance_id="i"))
+    if protocol == "classic":
+        scene.join("", offer(), new_id="k")
+        scene.share("k", epoch + 1)
+    else:
+        scene.enter("k")
+    scene.beat("a", epoch, {"t": {0}})
+    scene.beat("a", -2, instance_id="i")
+    scene.restart()
+
+    def beat() -> None:
+        assert scene.alive("k", epoch + 1) is NONE if protocol == "classic" else scene.beat("k", epoch + 1)
+
+    beat()
+    before = scene.group
+    beat()
+    assert scene.group.unheard == {MemberId("a")}
+    assert scene.group.session_deadlines is not before.session_deadlines
+    assert scene.group.owners is before.owners
