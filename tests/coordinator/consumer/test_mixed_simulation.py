@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.coordinator.classic import sync
 from gateway.coordinator.classic.model import GroupState
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer import classic_members, embedded, machine, migration, unsettled
@@ -37,14 +38,18 @@ FIND_THE_RAREST_ABOUT_TOPICS = (77, 144)
 
 BLOCKS_WITH_TOPICS = max(1, BLOCKS // 5)
 """Seeds of runs in which topics are created, extended, deleted and recreated."""
+BLOCKS_THAT_ROLL = max(1, BLOCKS // 5)
+"""Seeds of runs in which classic members offer the eager protocol, the cooperative one, or both."""
+FIND_A_REFUSED_SYNC = (92, 120)
+"""Seeds in which a member syncs with its own first protocol after a downgrade."""
 
 
-def conversions_seen(block: int, *, topics_change: bool = False) -> set[Conversion]:
+def conversions_seen(block: int, *, topics_change: bool = False, rolls: bool = False) -> set[Conversion]:
     """Run one block of seeds, each of which must keep the rules. Return the conversions of groups that happened."""
     seen: set[Conversion] = set()
     for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
         servers: list[MixedServer] = []
-        outcome = run_with(seed, servers.append, topics_change=topics_change)
+        outcome = run_with(seed, servers.append, topics_change=topics_change, rolls=rolls)
         assert outcome.foul is None, f"seed {seed}: {outcome.foul}\n" + "\n".join(outcome.told[-40:])
         seen.update(servers[0].conversions)
     return seen
@@ -62,6 +67,17 @@ def test_every_seeded_run_keeps_the_rules(block: int) -> None:
 def test_every_seeded_run_with_changing_topics_keeps_the_rules(block: int) -> None:
     """The same rules with changing topics. In the end members read all partitions that exist."""
     assert conversions_seen(block, topics_change=True) == set(Conversion)
+
+
+@pytest.mark.parametrize("block", first_always(range(BLOCKS_THAT_ROLL), 1))
+def test_every_seeded_run_of_a_rolling_upgrade_keeps_the_rules(block: int) -> None:
+    """The same rules with eager and cooperative members. No member is refused because of its protocol."""
+    assert conversions_seen(block, rolls=True) == set(Conversion)
+
+
+def test_refused_sync_after_a_downgrade_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync, "names", lambda _: frozenset())
+    assert finds(range(400), lambda seed: run(seed, rolls=True).foul is not None, found_before=FIND_A_REFUSED_SYNC)
 
 
 def nothing(*_: Any, **__: Any) -> None:

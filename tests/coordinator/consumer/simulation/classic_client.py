@@ -33,7 +33,7 @@ from protocol.consumer import (
 )
 from protocol.errors import ErrorCode
 
-from .node import NAMES, World
+from .node import NAMES, World, require
 
 if TYPE_CHECKING:
     from .mixed import MixedServer
@@ -44,7 +44,6 @@ PATIENCE_MS = 3_000
 FATAL = frozenset(
     {
         ErrorCode.FENCED_INSTANCE_ID,
-        ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
         ErrorCode.GROUP_MAX_SIZE_REACHED,
     }
 )
@@ -79,6 +78,8 @@ class ClassicClient:
         self.names: tuple[str, ...] = ()
         self.reading = False
         self._owned_generation_id = -1
+        self._protocol_name: str | None = None
+        """The group's protocol, as the last answer to a join names it."""
         self._outstanding: int | None = None
         self._planned = 0
         self.announced: tuple[str, ...] = ()
@@ -170,7 +171,8 @@ class ClassicClient:
 
     def _sync(self, assignments: dict[MemberId, bytes]) -> None:
         given = tuple(assignments.items())
-        event = SyncGroup(*self._ids(), self.member_id, self.instance_id, self.generation_id, "consumer", None, given)
+        name = self._protocol_name
+        event = SyncGroup(*self._ids(), self.member_id, self.instance_id, self.generation_id, "consumer", name, given)
         self._ask(event, self._synced, self.join_patience_ms)
 
     def _heartbeat(self) -> None:
@@ -243,6 +245,7 @@ class ClassicClient:
         else:
             self.member_id, self.generation_id = reply.member_id, reply.generation_id
             self.is_member = True
+            self._protocol_name = reply.protocol_name
             self._watched = self._look(reply.members) if reply.members else None
             assignments = self._assign(reply.members) if reply.members and not reply.skip_assignment else {}
             pause_ms = self.world.random.randint(0, 20)
@@ -260,7 +263,7 @@ class ClassicClient:
         """Assign round robin; a cooperative leader assigns nothing that another member claims (KIP-429)."""
         read = {member.member_id: decode_subscription(member.metadata) for member in members}
         holder: dict[tuple[str, int], tuple[int, MemberId]] = {}
-        if self.cooperative:
+        if "cooperative" in (self._protocol_name or ""):
             for member_id, subscription in read.items():
                 for topic, indexes in subscription.owned_partitions:
                     for index in indexes:
@@ -286,6 +289,7 @@ class ClassicClient:
         if reply.error is not ErrorCode.NONE:
             self._start_over(reply.error)
             return
+        require(reply.protocol_name == self._protocol_name, "{} synced by {}", self.name, reply.protocol_name)
         topics = self._topics_then
         given = decode_assignment(reply.assignment).assigned_partitions if reply.assignment else ()
         assigned = partitions_of((topics[name].topic_id, indexes) for name, indexes in given if name in topics)
@@ -320,6 +324,8 @@ class ClassicClient:
             self._start_over(reply.error)
 
     def _start_over(self, error: ErrorCode) -> None:
+        # All members of a run can speak one protocol.
+        require(error is not ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "{} was refused by its protocol", self.name)
         if error in FATAL:
             self.world.tell(f"{self.name} gives up: {error.name}")
             self.die()

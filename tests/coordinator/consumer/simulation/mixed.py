@@ -50,21 +50,32 @@ SEEDS_PER_CLOSE_LOOK = 20
 TOLD_TO_LEAD = 9
 """JoinGroup version from which a returning static leader learns that it leads (KIP-814)."""
 
+EAGER, COOPERATIVE = ("range",), ("cooperative-sticky",)
+BOTH = (("range", "cooperative-sticky"), ("cooperative-sticky", "range"))
+ROLLING = ((EAGER, *BOTH), BOTH, (COOPERATIVE, *BOTH))
+"""Offers of the members during a rolling upgrade from the eager protocol to the cooperative one, or back. A client that
+offers both is an eager one, also if the group uses the cooperative protocol.
+"""
+
 AnyClient = Client | ClassicClient
 
 
-def run(seed: int, *, topics_change: bool = False) -> Outcome:
-    return run_with(seed, lambda server: None, topics_change=topics_change)
+def run(seed: int, *, topics_change: bool = False, rolls: bool = False) -> Outcome:
+    return run_with(seed, lambda server: None, topics_change=topics_change, rolls=rolls)
 
 
-def run_with(seed: int, begun: Callable[[MixedServer], object], *, topics_change: bool = False) -> Outcome:
-    """Run one seed. `begun` is called with the server of the run."""
+def run_with(
+    seed: int, begun: Callable[[MixedServer], object], *, topics_change: bool = False, rolls: bool = False
+) -> Outcome:
+    """Run one seed. `begun` is called with the server of the run. If it `rolls`, the classic members are in the middle
+    of a rolling upgrade between the eager protocol and the cooperative one.
+    """
     world = World(seed)
     try:
         server = MixedServer(world, closely=seed % SEEDS_PER_CLOSE_LOOK == 0)
         world.server = server
         begun(server)
-        _Play(world, server, topics_change=topics_change).run()
+        _Play(world, server, topics_change=topics_change, rolls=rolls).run()
     except Exception as error:
         return Outcome(seed, str(error) if isinstance(error, FoulError) else repr(error), world.told)
     return Outcome(seed, None, world.told)
@@ -348,11 +359,15 @@ def _told(event: object, taken: Step) -> str:
 
 
 class _Play(Play[AnyClient]):
-    def __init__(self, world: World, server: MixedServer, *, topics_change: bool) -> None:
+    def __init__(self, world: World, server: MixedServer, *, topics_change: bool, rolls: bool) -> None:
         super().__init__(world)
         self.server = server
         self.topics_change = topics_change
-        self.protocols = world.random.choice((("range",), ("cooperative-sticky",), ("cooperative-sticky",)))
+        self.offers = (world.random.choice((EAGER, COOPERATIVE, COOPERATIVE)),)
+        """Each classic client offers one of these lists of protocols. All members can speak one protocol."""
+        if rolls:
+            self.offers = world.random.choice(ROLLING)
+        self.has_eager = any("range" in offer for offer in self.offers)
 
     @property
     def clients(self) -> list[AnyClient]:
@@ -403,16 +418,19 @@ class _Play(Play[AnyClient]):
 
     def _add_classic(self, instance_id: str | None = None, names: tuple[str, ...] = ()) -> None:
         number = self.world.number()
-        if instance_id is None and "range" not in self.protocols and self.world.chance(0.3):
+        if instance_id is None and not self.has_eager and self.world.chance(0.3):
             instance_id = f"i{number}"
         if len(self.living()) < MAX_CLIENTS:
-            client = ClassicClient(self.world, f"k{number}", instance_id, self.protocols)
+            client = ClassicClient(self.world, f"k{number}", instance_id, self._offer())
             if self.topics_change and instance_id is not None:
                 # Before KIP-814, a static leader that returns does not learn that it leads, and then no member watches
                 # topics (KAFKA-13435).
                 client.version = TOLD_TO_LEAD
             client.names = names or client.names
             self.start(client)
+
+    def _offer(self) -> tuple[str, ...]:
+        return self.offers[0] if len(self.offers) == 1 else self.world.random.choice(self.offers)
 
     def _add_consumer(self, instance_id: str | None = None, names: tuple[str, ...] = ()) -> None:
         number = self.world.number()
@@ -437,11 +455,11 @@ class _Play(Play[AnyClient]):
         living = [client for client in self.living() if isinstance(client, kind)]
         if living:
             old = self.world.random.choice(living)
-            if isinstance(old, ClassicClient) and old.instance_id is not None and "range" in self.protocols:
+            if isinstance(old, ClassicClient) and old.instance_id is not None and self.has_eager:
                 old.instance_id = None
             old.leave()
             names = old.names if self.world.chance(0.7) else ()
-            add(old.instance_id if "range" not in self.protocols else None, names)
+            add(None if self.has_eager else old.instance_id, names)
 
     def _deliver_something_old(self) -> None:
         """Deliver an old request. Prefer a join, because a join tells the coordinator which
