@@ -26,7 +26,9 @@ A source acknowledges by joining again. A cooperative source must not claim the 
 one releases everything by joining. A static member that is absent still holds what it was last delivered. A rebalance
 ends the wait, as `acked` or `superseded`; the next assignment is compared with the claims anew. A claim does not prove
 that a member reads: a target that was held back claims its partition in the next rebalance. So the first source stays
-the source while it claims the partition, even if another member's claim is newer.
+the source while it claims the partition, even if another member's claim is newer. In mode `drain` the leader
+may take a partition from a target that still waits. That target must release it, and then the first source must commit
+as before (`Handoff.behind`).
 
 The consumer machine. The coordinator decides, and a heartbeat response tells the source what to revoke. The source
 stays the owner until a heartbeat reports its partitions without the revoked ones. The target gets the partition only
@@ -62,7 +64,7 @@ consumer group; `consumer/unsettled.py` continues them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from uuid import UUID
 
@@ -143,11 +145,21 @@ class Handoff:
     since_ms: int = 0
     """Start of the wait by the clock of the coordinator that stores it (see `StoredGroup.clock_lead_ms`)."""
     deadline_ms: int = field(default=0, metadata=VOLATILE)
+    behind: MemberId | None = None
+    """A member that has released the partition and must still commit. The source was its target, and the leader takes
+    the partition from the source before that. So the source may not read, and the target waits for both."""
 
     @property
     def is_pending(self) -> bool:
         """True if a target waits for the partition."""
         return self.target is not None and not self.forced
+
+
+def released(handoff: Handoff) -> Handoff:
+    """Return the wait for the commits of a partition that its source has released."""
+    if handoff.behind is None:
+        return replace(handoff, awaits=Awaits.DRAIN)
+    return replace(handoff, source=handoff.behind, behind=None, awaits=Awaits.DRAIN, mark=None)
 
 
 # --- facts ------------------------------------------------------------------------------------------------------------

@@ -458,6 +458,46 @@ def test_report_of_another_source_is_ignored() -> None:
     assert asked[b].parked
 
 
+@pytest.mark.parametrize("given_back", [False, True])
+def test_drain_continues_after_the_leader_takes_the_partition_from_its_waiting_target(given_back: bool) -> None:
+    """The target has read nothing, so the first owner's commits remain to be awaited."""
+    scene = Handing(HandoffMode.DRAIN)
+    a, b, c = scene.completing("a", "b", "c", offer=owning())
+    assigned(scene, {a: given(0, 1, 2), b: given(), c: given()})
+    again(scene, (a, owning(0, 1, 2)), (b, owning()), (c, owning()))
+    assigned(scene, {a: given(0, 1), b: given(2), c: given()})
+    scene.advance(HOLD_MS)
+    again(scene, (a, owning(0, 1)), (b, owning(2)), (c, owning()))
+    shares = {a: given(0, 1), b: given(), c: given(2)}
+    asked = assigned(scene, {a: given(0, 1, 2), b: given(), c: given()} if given_back else shares)
+    assert asked[a if given_back else c].parked
+    assert ("t", 2) in awaited_by(scene.group, "b", "", "")
+    again(scene, (a, owning(0, 1)), (b, owning()), (c, owning()))
+    asked = assigned(scene, shares)
+    assert asked[c].parked
+    assert [(each.source, each.partition) for each in draining(scene.group)] == [(a, 2)]
+    scene.drained(a, 2, mark=10, committed=10)
+    assert asked[c].sync.assignment == given(2)
+
+
+def test_drain_continues_after_its_waiting_target_has_lost_the_partition_and_left() -> None:
+    scene = Handing(HandoffMode.DRAIN)
+    a, b, c = scene.completing("a", "b", "c", offer=owning())
+    assigned(scene, {a: given(0, 1, 2), b: given(), c: given()})
+    again(scene, (a, owning(0, 1, 2)), (b, owning()), (c, owning()))
+    assigned(scene, {a: given(0, 1), b: given(2), c: given()})
+    scene.advance(HOLD_MS)
+    again(scene, (a, owning(0, 1)), (b, owning(2)), (c, owning()))
+    assigned(scene, {a: given(0, 1), b: given(), c: given(2)})
+    scene.leave("b", b)
+    scene.join("a", a, offer=owning(0, 1))
+    scene.join("c", c, offer=owning())
+    held = scene.sync("c", c)
+    scene.sync("a", a, {a: given(0, 1), c: given(2)})
+    assert held.parked
+    assert [(each.source, each.partition) for each in draining(scene.group)] == [(a, 2)]
+
+
 def test_members_that_swap_partitions_do_not_wait_for_each_other() -> None:
     scene = Handing(HandoffMode.DRAIN)
     a, b = scene.completing("a", "b", offer=owning(name=EAGER))

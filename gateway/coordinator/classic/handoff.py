@@ -39,6 +39,7 @@ from gateway.coordinator.handoff import (
     HandoffsChanged,
     HandoffSettings,
     by_pair,
+    released,
 )
 from gateway.coordinator.machine import Reply, RequestId
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
@@ -137,9 +138,12 @@ def _sources(
         elif others:
             sources[partition] = min(others), Awaits.ACKNOWLEDGEMENT
     for partition, known in before.items():
-        if partition in sources or given.get(partition) == known.source:
+        if partition in sources:
             continue
-        if known.source in holders.get(partition, ()):
+        if given.get(partition) == known.source:
+            if known.behind is not None and drain and not known.forced:
+                sources[partition] = known.behind, Awaits.DRAIN
+        elif known.source in holders.get(partition, ()):
             sources[partition] = known.source, Awaits.ACKNOWLEDGEMENT
         elif drain and not known.forced:
             sources[partition] = known.source, Awaits.DRAIN
@@ -178,7 +182,15 @@ def _record(
         forced=(goes_on is not None and goes_on.forced) or deadline_ms <= draft.now_ms,
         since_ms=since_ms,
         deadline_ms=deadline_ms,
+        behind=None if known is None or awaits is Awaits.DRAIN else _behind(known, source, settings.mode),
     )
+
+
+def _behind(known: Handoff, source: MemberId, mode: HandoffMode) -> MemberId | None:
+    """Return the member that must still commit after the source has released the partition."""
+    if mode is not HandoffMode.DRAIN or known.forced:
+        return None
+    return known.source if known.awaits is Awaits.DRAIN and known.source != source else known.behind
 
 
 def _tell_begun(draft: HandoffDraft, mode: HandoffMode) -> None:
@@ -245,8 +257,7 @@ def generation_begun(draft: HandoffDraft) -> None:
             acknowledged = let_go and each.awaits is Awaits.ACKNOWLEDGEMENT
             tell_ended(draft, each, HandoffEnd.ACKNOWLEDGED if acknowledged else HandoffEnd.SUPERSEDED)
         if settings.mode is not HandoffMode.OFF and (not let_go or (drain and not each.forced)):
-            awaits = Awaits.DRAIN if let_go else each.awaits
-            kept.append(replace(each, target=None, awaits=awaits))
+            kept.append(replace(released(each) if let_go else each, target=None))
         elif heir := _heir(each, claims):
             # Several members waited for the partition. One of them becomes the source, and the others do not know that
             # yet.
@@ -289,12 +300,20 @@ def joined_again(draft: HandoffDraft, member: Member) -> None:
             mine = each.source == member.member_id and each.awaits is Awaits.ACKNOWLEDGEMENT
             if not mine or (each.topic, each.partition) in claimed:
                 yield each
-            elif drain and not each.forced:
-                yield replace(each, awaits=Awaits.DRAIN)
+            elif drain and not each.forced and (each.behind is None or each.behind != each.target):
+                yield _released(draft, each)
             else:
                 tell_if_pending(draft, each, HandoffEnd.ACKNOWLEDGED)
 
     replace_all(draft, each_left())
+
+
+def _released(draft: HandoffDraft, handoff: Handoff) -> Handoff:
+    """Return the wait for commits that follows a release in a generation that continues. Its source is not held."""
+    after = released(handoff)
+    if after.source in draft.hold_deadlines:
+        draft.hold_deadlines[after.source] = draft.now_ms
+    return after
 
 
 def member_gone(draft: HandoffDraft, member_id: MemberId, departure: Departure) -> None:
@@ -304,8 +323,12 @@ def member_gone(draft: HandoffDraft, member_id: MemberId, departure: Departure) 
     left = departure in (Departure.LEFT, Departure.TURNED_AWAY)
     kept: list[Handoff] = []
     for each in draft.handoffs:
+        if each.behind == member_id:
+            each = replace(each, behind=None)
         if each.source == member_id:
             tell_if_pending(draft, each, HandoffEnd.SOURCE_LEFT if left else HandoffEnd.SOURCE_EXPIRED)
+            if each.behind is not None:
+                kept.append(replace(released(each), target=None))
         elif each.target == member_id:
             tell_if_pending(draft, each, HandoffEnd.TARGET_LEFT)
             kept.append(replace(each, target=None))
@@ -319,7 +342,11 @@ def member_replaced(draft: HandoffDraft, old_id: MemberId, new_id: MemberId) -> 
     had to release, and inherits the predecessor's waits."""
     kept: list[Handoff] = []
     for each in draft.handoffs:
-        if each.source == old_id:
+        if each.behind == old_id:
+            each = replace(each, behind=None)
+        if each.source == old_id and each.behind not in (None, each.target):
+            kept.append(_released(draft, each))
+        elif each.source == old_id:
             tell_if_pending(draft, each, HandoffEnd.SOURCE_LEFT)
         elif each.target == old_id:
             tell_if_pending(draft, each, HandoffEnd.SUPERSEDED)
@@ -438,7 +465,9 @@ def awaited_by(
     else:
         named = (client_id, client_host)
         askers = {key for key, each in group.members.items() if (each.client_id, each.client_host) == named}
-    return frozenset((each.topic, each.partition) for each in awaited if askers - {each.source})
+    return frozenset(
+        (each.topic, each.partition) for each in awaited if (askers if each.behind else askers - {each.source})
+    )
 
 
 # --- records ----------------------------------------------------------------------------------------------------------

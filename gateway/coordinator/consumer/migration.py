@@ -37,7 +37,7 @@ from gateway.coordinator.consumer.model import (
 from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference, intersection, partitions_of, union
 from gateway.coordinator.consumer.views import has_news, names_read
 from gateway.coordinator.facts import Conversion, Departure, Fact, GroupTypeChanged, MemberId, MemberLeft, Trigger
-from gateway.coordinator.handoff import Awaits, Handoff, HandoffAcknowledged, HandoffEnd
+from gateway.coordinator.handoff import Awaits, Handoff, HandoffAcknowledged, HandoffEnd, released
 from gateway.coordinator.machine import Adopted, NotAdopted, Reply, RequestId, Step
 from gateway.coordinator.member_epochs import STATIC_LEAVE_EPOCH
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, names, select_protocol
@@ -199,7 +199,8 @@ def _undrained(
     another member received early."""
     found: dict[MemberId, dict[tuple[UUID, int], Handoff]] = {}
     early: list[Unsettled] = []
-    for each in group.handoffs:
+    for known in group.handoffs:
+        each = known if known.behind is None else released(known)
         topic = cluster.topics.get(each.topic)
         if topic is None or each.source not in group.members or each.awaits is not Awaits.DRAIN or each.forced:
             continue

@@ -346,6 +346,25 @@ def test_upgrade_does_not_prolong_the_wait_to_read():
     assert waits_for(scene) == set()
 
 
+def test_share_taken_from_a_waiting_member_is_not_readable_after_an_upgrade():
+    """The leader gave a partition to l, which waits for the commits of k, and then to m."""
+    scene = Mixed(handoff=DRAIN, consumer={"handoff": DRAIN})
+    name, half = "cooperative-sticky", {"t": {0, 1}}
+    scene.classic_group({"k": ALL, "l": {}, "m": {}}, name)
+    for shares, claims in (
+        ({"k": half, "l": {"t": {2, 3}}, "m": {}}, {"k": ALL, "l": {}, "m": {}}),
+        ({"k": half, "l": {}, "m": {"t": {2, 3}}}, {"k": half, "l": {"t": {2, 3}}, "m": {}}),
+    ):
+        generation = scene.group.generation_id
+        for member, claim in claims.items():
+            scene.join(member, offer(name, owned=claim, generation=generation))
+        for member in ("l", "m", "k"):
+            scene.sync(member, generation + 1, shares)
+    assert [(each.source, each.behind) for each in scene.group.handoffs] == [("l", "k")] * 2
+    scene.enter("a")
+    assert [(each.source, each.owner) for each in scene.group.unsettled] == [("k", "l")] * 2
+
+
 def test_client_without_stable_fetch_continues_to_read():
     scene, _ = told_early()
     scene.play(HandoffProgress(passed=((MemberId("l"), "t", 2), (MemberId("k"), "t", 3))))
