@@ -13,7 +13,7 @@ work. With `off` the classic machine keeps no record and delivers what the leade
 The classic machine. The leader decides who gets a partition, and a cooperative source learns of the revocation from its
 own SyncGroup reply. The coordinator therefore stores the whole assignment at once. Only targets wait: each gains a
 partition that another member still claims, or has not drained. Their SyncGroup is held for ten seconds or half of their
-session at most, so that no client times out. A member that is itself a source is never held: it must learn what to
+session at most, so that no client times out. A member is not held while it is a source itself: it must learn what to
 revoke, and two members that swap partitions would wait for each other.
 
 A target whose SyncGroup cannot be held, or no longer, gets its assignment. OffsetFetch then returns

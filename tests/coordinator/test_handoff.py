@@ -511,6 +511,20 @@ def test_members_that_swap_partitions_do_not_wait_for_each_other() -> None:
     assert awaited_by(scene.group, "b", "", "") == {("t", 0)}
 
 
+def test_member_that_has_drained_before_its_sync_is_held() -> None:
+    """Two members swap partitions. One has committed everything when its SyncGroup arrives."""
+    scene = Handing(HandoffMode.DRAIN)
+    a, b = scene.completing("a", "b", offer=owning(name=EAGER))
+    assigned(scene, {a: given(0), b: given(1)})
+    again(scene, (a, owning(name=EAGER)), (b, owning(name=EAGER)))
+    scene.sync("a", a, {a: given(1), b: given(0)})
+    scene.drained(b, 1, mark=10, committed=10)
+    held = scene.sync("b", b)
+    assert held.parked
+    scene.drained(a, 0, mark=10, committed=10)
+    assert held.sync.assignment == given(0)
+
+
 def test_pending_drain_survives_a_rebalance() -> None:
     scene = Handing(HandoffMode.DRAIN)
     a, b, asked = moved(scene)

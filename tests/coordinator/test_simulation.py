@@ -279,8 +279,8 @@ MUTANTS = [
     ),
     Mutant(
         "who is awaited is held, too",
-        "handoff:_hold_targets",
-        "each.target not in awaited",
+        "handoff:is_held",
+        "all(each.source != member_id for each in pending)",
         "True",
     ),
     Mutant(

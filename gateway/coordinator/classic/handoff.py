@@ -1,8 +1,8 @@
 """Partitions of a classic group that may not be delivered yet: which SyncGroups are held, and until when.
 
 The one idea: the leader's assignment is stored at once, and every member is answered except those that gain partitions
-another member has not released (or not drained). A member that is itself a source is never held; otherwise two members
-that swap partitions would wait for each other. Only OffsetFetch keeps such a member from its new partitions
+another member has not released (or not drained). A member is not held while it is a source itself; otherwise two
+members that swap partitions would wait for each other. Only OffsetFetch keeps such a member from its new partitions
 (UNSTABLE_OFFSET_COMMIT).
 
 Each source states what it still holds (`observer.claimants`). A cooperative member does so in its subscription. An
@@ -209,9 +209,8 @@ def _tell_begun(draft: HandoffDraft, mode: HandoffMode) -> None:
 
 
 def _hold_targets(draft: HandoffDraft) -> None:
-    awaited = {each.source for each in draft.handoffs if each.is_pending}
     for each in draft.handoffs:
-        if each.target is not None and each.is_pending and each.target not in awaited:
+        if each.target is not None and each.is_pending:
             hold_ms = min(LONGEST_HOLD_MS, draft.members[each.target].session_timeout_ms // 2)
             draft.hold_deadlines[each.target] = draft.now_ms + hold_ms
 
@@ -220,9 +219,13 @@ def _hold_targets(draft: HandoffDraft) -> None:
 
 
 def is_held(draft: HandoffDraft, member_id: MemberId) -> bool:
-    """Return True if the member's SyncGroup must not be answered yet."""
-    return draft.hold_deadlines.get(member_id, 0) > draft.now_ms and any(
-        each.is_pending and each.target == member_id for each in draft.handoffs
+    """Return True if the member's SyncGroup must not be answered yet. A source is answered, because it must commit or
+    learn what to release."""
+    pending = [each for each in draft.handoffs if each.is_pending]
+    return (
+        draft.hold_deadlines.get(member_id, 0) > draft.now_ms
+        and any(each.target == member_id for each in pending)
+        and all(each.source != member_id for each in pending)
     )
 
 
@@ -301,19 +304,11 @@ def joined_again(draft: HandoffDraft, member: Member) -> None:
             if not mine or (each.topic, each.partition) in claimed:
                 yield each
             elif drain and not each.forced and (each.behind is None or each.behind != each.target):
-                yield _released(draft, each)
+                yield released(each)
             else:
                 tell_if_pending(draft, each, HandoffEnd.ACKNOWLEDGED)
 
     replace_all(draft, each_left())
-
-
-def _released(draft: HandoffDraft, handoff: Handoff) -> Handoff:
-    """Return the wait for commits that follows a release in a generation that continues. Its source is not held."""
-    after = released(handoff)
-    if after.source in draft.hold_deadlines:
-        draft.hold_deadlines[after.source] = draft.now_ms
-    return after
 
 
 def member_gone(draft: HandoffDraft, member_id: MemberId, departure: Departure) -> None:
@@ -345,7 +340,7 @@ def member_replaced(draft: HandoffDraft, old_id: MemberId, new_id: MemberId) -> 
         if each.behind == old_id:
             each = replace(each, behind=None)
         if each.source == old_id and each.behind not in (None, each.target):
-            kept.append(_released(draft, each))
+            kept.append(released(each))
         elif each.source == old_id:
             tell_if_pending(draft, each, HandoffEnd.SOURCE_LEFT)
         elif each.target == old_id:
