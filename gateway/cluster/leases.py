@@ -50,10 +50,16 @@ HASHED_CHARS = 1_024
 """Longest id that is hashed whole. Dispatch refuses longer ids (`gateway/net/ids.py`)."""
 
 
-@lru_cache(maxsize=16_384)
 def shard_of(group_id: str) -> int:
-    """Return the shard of a group. The cache is bounded by its number of entries, and an id may have a kilobyte."""
-    return _positive_hash(group_id) % SHARDS
+    """Return the shard of a group."""
+    return _shard_of(group_id[:HASHED_CHARS])
+
+
+@lru_cache(maxsize=16_384)
+def _shard_of(hashed: str) -> int:
+    """Return the shard of groups whose ids begin with this text. The cache is bounded by its number of entries, so it
+    must not keep longer texts: a node looks for the coordinator of an id of eight megabytes before it refuses it."""
+    return _positive_hash(hashed) % SHARDS
 
 
 def partition_of(group_id: str, count: int) -> int:

@@ -79,6 +79,14 @@ def test_a_hash_costs_no_more_for_a_longer_id() -> None:
     assert time.process_time() - began_s < 2, "it took three seconds for each"
 
 
+def test_hash_keeps_no_long_id() -> None:
+    """A node looks for the coordinator of an id before it refuses the id, and remembers thousands of shards."""
+    group_id = "g" * 8_000_000
+    references = sys.getrefcount(group_id)
+    shard_of(group_id)
+    assert sys.getrefcount(group_id) == references
+
+
 async def test_a_lone_node_coordinates_every_group(database: Database) -> None:
     node = await Node(database).start()
     assert node.leases.held == SHARDS == len(node.acquired)
