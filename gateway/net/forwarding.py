@@ -27,7 +27,7 @@ from gateway.net.upstream import Called, Upstream, UpstreamError
 from gateway.operate.metrics import Metrics
 from protocol.api_keys import ApiKey
 from protocol.buffer import Buffer
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, KafkaError
 from protocol.framing import SCRATCH_BYTES, Frame
 from storage.types import Node, NodeId
 
@@ -72,7 +72,8 @@ class Several(Protocol):
         ...
 
     async def merged(self, frame: Frame, answers: Sequence[bytes], holdings: Holdings) -> Sequence[Buffer]:
-        """Return the response to the whole request from the responses to its parts."""
+        """Return the response to the whole request from the responses to its parts. Raise KafkaError if it is too
+        large."""
         ...
 
 
@@ -210,7 +211,10 @@ class Forwarder:
         if len(parts) == 1:
             return await self._part(parts[0], connection)
         chunks = await asyncio.gather(*(self._part(part, connection) for part in parts))
-        return await several.merged(frame, [b"".join(each)[4:] for each in chunks], connection.holdings)
+        try:
+            return await several.merged(frame, [b"".join(each)[4:] for each in chunks], connection.holdings)
+        except KafkaError as error:
+            return await self._requests.refuse(frame, error.code, error.message)
 
     async def _part(self, part: Part, connection: ConnectionInfo) -> Sequence[Buffer]:
         if part.node is None:

@@ -15,7 +15,8 @@ import structlog.testing
 
 from gateway.net.connection import ConnectionLimits
 from gateway.net.context import ConnectionInfo, Principal
-from gateway.net.forwarding import Forwarder, Whole
+from gateway.net.forwarding import Forwarder, Part, Several, Whole
+from gateway.net.holdings import Holdings
 from gateway.net.node_proof import CLAIM, HELLO, NODE_KEY, NONCE_BYTES, WELCOME, NodeDoor, NodeGuard, derive_key
 from gateway.net.requests import Admission, Order
 from gateway.net.server import Server
@@ -23,7 +24,7 @@ from gateway.net.upstream import Called
 from gateway.operate.metrics import Metrics
 from protocol.api_keys import ApiKey
 from protocol.buffer import Buffer
-from protocol.errors import ErrorCode, ProtocolError
+from protocol.errors import ErrorCode, KafkaError, ProtocolError
 from protocol.framing import Frame
 from storage.types import Node, NodeId
 from tests.gateway.net.words import framed
@@ -86,12 +87,30 @@ class ToNode:
         self.node = node
         self.refreshed = 0
         self.only_if_awaited = False
+        self.several: Several | None = None
 
-    def route(self, frame: Frame) -> Whole:
+    def route(self, frame: Frame) -> Whole | Several:
+        if self.several is not None:
+            return self.several
         return Whole(self.node, ("group",), self.only_if_awaited)
 
     async def refresh(self, group_ids: Sequence[str]) -> None:
         self.refreshed += 1
+
+
+class TooLarge:
+    """A request about two nodes, whose merged response is larger than any that is sent."""
+
+    only_if_awaited = False
+
+    def __init__(self, node: Node | None) -> None:
+        self.node = node
+
+    async def parts(self, frame: Frame) -> list[Part]:
+        return [Part(self.node, frame), Part(None, frame)]
+
+    async def merged(self, frame: Frame, answers: Sequence[bytes], holdings: Holdings) -> Sequence[Buffer]:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, "The answer would be too large.")
 
 
 @dataclass
@@ -346,6 +365,13 @@ async def test_refusal_of_a_former_coordinator_leads_to_a_look(code: ErrorCode, 
         writer.write(framed(request(ApiKey.HEARTBEAT, 1, text)))
         assert await answer(reader) == b"\0\0\0\1" + text
         assert both.router.refreshed == refreshed
+
+
+async def test_merged_response_that_is_too_large_is_refused() -> None:
+    async with two() as both, both.client() as (reader, writer):
+        both.router.several = TooLarge(both.router.node)
+        writer.write(framed(request(ApiKey.DESCRIBE_GROUPS, 1, b"a")))
+        assert await answer(reader) == b"\0\0\0\1POLICY_VIOLATION"
 
 
 # --- strangers --------------------------------------------------------------------------------------------------------
