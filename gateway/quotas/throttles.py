@@ -17,7 +17,7 @@ from typing import TypeVar, cast
 from gateway.net.context import RequestContext
 from gateway.net.dispatch import Charged
 from gateway.quotas.limits import Limit, QuotaKey, Quotas
-from gateway.quotas.rates import WINDOW_S, Rate, TokenBucket
+from gateway.quotas.rates import WINDOW_S, WINDOWS, Rate, TokenBucket
 from gateway.quotas.steps import Steps
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
@@ -103,6 +103,13 @@ class Throttles:
             throttle_time_ms: int = getattr(response, "throttle_time_ms", 0)
             waits_ms.append(throttle_time_ms)
         return response, max(waits_ms)
+
+    def fetchable_bytes(self, wanted_bytes: int, context: RequestContext[object]) -> int:
+        """Return how many of these bytes of records one answer may have, as upstream: no more than the client's quota
+        allows in all complete windows. A connection is muted for a minute at most (`MAX_THROTTLE_MS`), so the use of a
+        larger answer would be forgotten before it is paid."""
+        limit = self.limit_of(context, QuotaKey.CONSUMER_BYTE_RATE)
+        return wanted_bytes if limit is None else min(wanted_bytes, max(int(limit.bound * (WINDOWS - 1) * WINDOW_S), 1))
 
     def mutations(self, context: RequestContext[object], strict_since: int) -> Mutations:
         """Return the budget for partitions that the request creates or deletes. From version `strict_since` on a client

@@ -86,6 +86,24 @@ async def test_fetch_above_the_quota_reports_the_throttle_time(gateway: GatewayP
         assert (await fetch(client, topic)).throttle_time_ms > 100
 
 
+async def test_fetch_answers_with_no_more_than_the_quota_allows_in_a_window(
+    gateway: GatewayProcess, admin: WireClient
+) -> None:
+    """A client is muted for a minute at most, so many records in each answer would exceed a small quota."""
+    topic, name = fresh("quota"), fresh("client")
+    await create_topic(admin, topic)
+    for _ in range(5):
+        await produce(admin, topic)
+    async with await WireClient.connect(gateway.bootstrap, client_id=name) as client:
+        whole = await fetch(client, topic)
+        await limit(admin, name, consumer_byte_rate=BYTES / WINDOW_S * 2)
+        limited = await fetch(client, topic)
+    size_bytes, limited_bytes = (len(each.responses[0].partitions[0].records) for each in (whole, limited))
+    assert size_bytes > 5 * BYTES
+    assert limited_bytes <= 2 * BYTES
+    assert limited.throttle_time_ms == 0
+
+
 async def test_default_quota_applies_per_client_unless_it_has_its_own(
     gateway: GatewayProcess, admin: WireClient
 ) -> None:

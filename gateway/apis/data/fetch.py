@@ -23,6 +23,7 @@ from gateway.apis.services import (
     HasMembership,
     HasMetrics,
     HasTail,
+    HasThrottles,
 )
 from gateway.config.topic import requested_replication_factor
 from gateway.log.tail import KnownOffsets, Watch
@@ -88,6 +89,7 @@ class FetchServices(
     HasMembership,
     HasMetrics,
     HasTail,
+    HasThrottles,
     Protocol,
 ): ...
 
@@ -144,7 +146,8 @@ async def fetch(request: FetchRequest, context: RequestContext[FetchServices]) -
     tail = services.tail
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + max(request.max_wait_ms, 0) / 1000
-    asked_bytes = max(min(request.max_bytes, services.catalog.broker.fetch_max_bytes), 0)
+    most_bytes = min(request.max_bytes, services.catalog.broker.fetch_max_bytes)
+    asked_bytes = max(services.throttles.fetchable_bytes(most_bytes, context), 0)
     named = ((topic.topic, topic.topic_id) for topic in request.topics)
     missing_topic = await resolve_topics(named, context, by_id=_by_id(context))
     committed = request.isolation_level == READ_COMMITTED

@@ -15,7 +15,7 @@ from uuid import UUID
 from gateway.apis.admin.features import SHARE, ChecksFeatures, require_protocol
 from gateway.apis.metadata import Placement, leaders_seen
 from gateway.apis.partition_lookup import resolve_topics
-from gateway.apis.services import FindsTopics, HasGroups, HasMembership, HasMetrics, HasShareSessions
+from gateway.apis.services import FindsTopics, HasGroups, HasMembership, HasMetrics, HasShareSessions, HasThrottles
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.share.heartbeat import INVALID_MEMBER_ID, is_member_id
 from gateway.coordinator.share.partition import Acknowledge, AcknowledgedBatch, AcknowledgeType
@@ -42,7 +42,7 @@ Batches = Sequence[fetching.AcknowledgementBatch]
 
 
 class ShareFetchServices(
-    ChecksFeatures, FindsTopics, ReaderServices, HasGroups, HasMetrics, HasShareSessions, Protocol
+    ChecksFeatures, FindsTopics, ReaderServices, HasGroups, HasMetrics, HasShareSessions, HasThrottles, Protocol
 ): ...
 
 
@@ -250,7 +250,8 @@ class _Fetch:
             return
         tail, loop = services.tail, asyncio.get_running_loop()
         deadline_s = loop.time() + max(request.max_wait_ms, 0) / 1000
-        max_bytes = min(request.max_bytes, services.catalog.broker.fetch_max_bytes)
+        most_bytes = min(request.max_bytes, services.catalog.broker.fetch_max_bytes)
+        max_bytes = max(services.throttles.fetchable_bytes(most_bytes, self._context), 1)
         parts = [part for part in self._parts if part.name in self._session.partitions and part.partition is not None]
         holdings = self._context.connection.holdings
         share = Share(holdings)

@@ -15,6 +15,8 @@ import pytest
 from gateway.apis.data.fetch import fetch
 from gateway.log.tail import Tail
 from gateway.net.context import ConnectionInfo
+from gateway.quotas.limits import Quotas
+from gateway.quotas.throttles import Throttles
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import EpochEndOffset, FetchPartition, FetchRequest, FetchTopic, PartitionData
@@ -80,6 +82,7 @@ def context(*, storage: bool = True, version: int = 17) -> Any:
         membership=SimpleNamespace(registered_until_s=float("inf")),
         metrics=SimpleNamespace(count_topic_bytes_out=lambda _topic, _bytes: None),
         tail=tail,
+        throttles=Throttles(Quotas),
     )
     connection = ConnectionInfo("connection", "/127.0.0.1")
     return SimpleNamespace(

@@ -23,6 +23,8 @@ from gateway.coordinator.share.model import ShareGroup
 from gateway.coordinator.share.partition import Acquire, PartitionSettings
 from gateway.log.tail import Tail
 from gateway.net.context import ConnectionInfo
+from gateway.quotas.limits import Quotas
+from gateway.quotas.throttles import Throttles
 from gateway.share.partitions import SharePartitions
 from gateway.share.sessions import ShareSessions
 from protocol.errors import ErrorCode, KafkaError
@@ -158,6 +160,7 @@ def asking(topics: tuple[Topic, ...]) -> Any:
         share_sessions=ShareSessions(),
         share_store=store,
         tail=Tail(2**20),
+        throttles=Throttles(Quotas),
     )
     return SimpleNamespace(services=services, connection=ConnectionInfo("connection", "/127.0.0.1"), api_key=78)
 
