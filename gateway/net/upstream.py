@@ -88,9 +88,16 @@ class Upstream(asyncio.BufferedProtocol):
         return answer
 
     def finish(self) -> None:
-        """Let the called node know that the client has gone. It still processes what was sent."""
+        """Let the called node know that the client has gone. It still processes what was sent, except parked
+        requests."""
         self._is_finishing = True
-        if self._is_proved:
+        wanted = [each for each in self._waiting if each.correlation_id and not each.answer.done()]
+        if all(each.is_parked for each in wanted):
+            # Do not wait until the node has read these requests. It may be muting the client, and they may be large.
+            for each in wanted:
+                each.answer.cancel()
+            self.fail("the client has gone")
+        elif self._is_proved:
             self._write_eof()
 
     def give_up_parked(self) -> None:

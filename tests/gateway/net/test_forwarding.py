@@ -247,6 +247,39 @@ async def test_called_node_learns_that_the_client_has_gone() -> None:
         assert both.forwarder.upstreams == 0
 
 
+class Silent:
+    """A node that proves itself, receives one request and then reads nothing more, as a frozen or muting node does."""
+
+    def __init__(self) -> None:
+        self.received = asyncio.Event()
+        self.closing = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        door, info = NodeDoor(Echo(), KEY, lambda: THERE), ConnectionInfo("id", "/127.0.0.1")
+        for _ in range(2):
+            writer.writelines(await door.handle(await read_frame(reader), info))
+        await read_frame(reader)
+        self.received.set()
+        await self.closing.wait()
+        writer.close()
+
+
+async def test_node_that_reads_nothing_costs_no_memory_for_clients_that_have_gone() -> None:
+    """The requests that wait to be sent would count towards no limit."""
+    silent = Silent()
+    server = await asyncio.start_server(silent.serve, "127.0.0.1", 0)
+    async with two() as both:
+        both.router.node = Node(THERE, {"NODES": ("127.0.0.1", server.sockets[0].getsockname()[1])})
+        async with both.client() as (_, writer):
+            writer.write(framed(request(ApiKey.JOIN_GROUP, 1, b"a"), request(ApiKey.JOIN_GROUP, 2, bytes(8_000_000))))
+            await asyncio.wait_for(silent.received.wait(), 10)
+            (connection,) = both.here.server.connections
+            await until(lambda: connection.in_flight == 2, "both requests are sent", seconds=10)
+        await until(lambda: both.forwarder.upstreams == 0, "no connection is left", seconds=10)
+    silent.closing.set()
+    server.close()
+
+
 @pytest.mark.parametrize("reset", [False, True])
 async def test_request_before_the_end_is_finished(reset: bool) -> None:
     """A consumer sends LeaveGroup and closes its connection at once."""
