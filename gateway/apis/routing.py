@@ -33,7 +33,6 @@ from protocol.framing import Frame
 from protocol.headers import (
     decode_request_header,
     decode_response_header,
-    encode_request_header,
     leading_strings,
 )
 from storage.errors import StorageError
@@ -211,7 +210,7 @@ class _SeveralGroups:
                 own = frame
                 if asked is not None and len(places) < len(asked):
                     some = replace(request, **{self.fields.asked: tuple(asked[place] for place in places)})
-                    own = encode_request_header(header) + b"".join(encode(some, header.api_version))
+                    own = bytes(frame[:position]) + b"".join(encode(some, header.api_version))
                 group_ids: list[str] = [] if ids is None else [ids[places[0]]]
                 parts.append(Part(node, own, group_ids))
             return parts or [Part(None, frame)]

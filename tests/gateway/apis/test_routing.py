@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +15,17 @@ from gateway.apis.routing import (
     GROUP_FIRST,
     SEVERAL,
     TRANSACTION_FIRST,
+    GroupRouter,
 )
 from gateway.net.errors import UNAVAILABLE_CODES
+from gateway.net.forwarding import Whole
 from protocol.api_keys import ApiKey
 from protocol.codec import decode_request, encode, request_class
 from protocol.errors import ProtocolError
 from protocol.headers import RequestHeader, decode_request_header, encode_request_header, leading_strings
+from protocol.messages.delete_groups import DeleteGroupsRequest
 from protocol.schema import message_schema
+from storage.types import Node, NodeId
 
 NAME = "gruppe-ß" * 20
 VERSIONS = {line.api_key: range(line.min_version, line.max_version + 1) for line in SERVED}
@@ -86,6 +91,24 @@ def test_group_id_that_is_not_utf8_has_the_same_route_as_its_handler(version: in
     _, position = decode_request_header(latin_1)
     group_id = decode_request(ApiKey.HEARTBEAT, version, latin_1, position).group_id
     assert leading_strings(latin_1, 1) == [group_id]
+
+
+async def test_split_request_keeps_its_header() -> None:
+    """A client id may be longer in valid UTF-8 than in the bytes that the client sent."""
+    here, there = (Node(NodeId(node_id), {}) for node_id in (1, 2))
+    leases: Any = SimpleNamespace(coordinator_of=lambda group_id: here if group_id == "a" else there)
+    membership: Any = SimpleNamespace(node_id=here.node_id, look=None)
+    asked = frame(ApiKey.DELETE_GROUPS, 2, groups_names=("a", "b"))
+    client_id = b"\xff" * 32_767
+    header = asked[:8] + len(client_id).to_bytes(2, "big") + client_id + b"\0"
+    body = asked[len(encode_request_header(RequestHeader(int(ApiKey.DELETE_GROUPS), 2, 1, "client"))) :]
+    several = GroupRouter(leases, leases, membership).route(header + body)
+    assert several is not None
+    assert not isinstance(several, Whole)
+    parts = await several.parts(header + body)
+    assert [part.node for part in parts] == [None, there]
+    own = [DeleteGroupsRequest(groups_names=(name,)) for name in ("a", "b")]
+    assert [part.frame for part in parts] == [header + b"".join(encode(each, 2)) for each in own]
 
 
 def test_every_forwarded_api_has_a_retriable_code() -> None:
