@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 MAX_NAME_CHARACTERS = 1_024
 """Longest distinguished name to which rules are applied: the time of a regular expression grows with it."""
@@ -131,10 +132,10 @@ class Rule:
     def apply(self, name: str) -> str | None:
         if self.pattern is None:
             return name
-        found = self.pattern.fullmatch(name)
-        if found is None:
+        if self.pattern.fullmatch(name) is None:
             return None
-        made = _filled(self.replacement, found)
+        # Like upstream's replaceAll. It may find less than the whole name, and an empty match behind it.
+        made = self.pattern.sub(partial(_filled, self.replacement), name)
         return {"L": made.lower(), "U": made.upper()}.get(self.case, made)
 
 

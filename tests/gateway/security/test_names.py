@@ -68,6 +68,9 @@ def test_a_certificate_that_is_cut_off_has_no_name(authority: Authority) -> None
         ("RULE:CN=(.)(.)(.)(.)(.)(.)(.)(.)(.)(.).*/$12$0/", "CN=abcdefghijkl", "a2CN=abcdefghijkl".replace("a2", "a2")),
         ("RULE:(CN=).*(x)?/$1$2/", "CN=y", "CN="),
         ("RULE:^.*$/fixed/,RULE:^.*$/other/", DN, "fixed"),
+        # Java replaces each part that fits the pattern, not the whole name.
+        ("RULE:CN=(.*?)(,.*)?/$1/", "CN=alice,OU=people", "alice,OU=people"),
+        ("RULE:(.*)/$1@x/", "CN=alice", "CN=alice@x@x"),
         # In Java, neither \w nor (?i) knows letters beyond ASCII. U+212A, the Kelvin sign, is K to Python.
         ("RULE:(?i)CN=(kafka)/$1/L,DEFAULT", "CN=\u212aafka", "CN=\u212aafka"),
         (r"RULE:CN=(\w+)/$1/,DEFAULT", "CN=ana\u00e4", "CN=ana\u00e4"),
