@@ -104,9 +104,9 @@ async def restore(url: str, place: Path | str | None, source: Path, *, programs:
     """Restore the backup in `source` into the database at `url`, which must hold no Sluice, and into `place`: an empty
     directory or prefix of a bucket.
 
-    The copy gets an identity of its own, because the original may go on elsewhere. Delegation tokens end with the old
-    identity. A restore that is killed leaves no database that would accept the original's store. Raise StorageError if
-    the restore is refused or fails.
+    The copy gets an identity and a secret of its own, because the original may go on elsewhere. Delegation tokens end
+    with the old identity. A restore that is killed leaves no database that would accept the original's store. Raise
+    StorageError if the restore is refused or fails.
     """
     manifest = await asyncio.to_thread(read_manifest, source)
     if manifest["segments"] and place is None:
@@ -124,7 +124,8 @@ async def restore(url: str, place: Path | str | None, source: Path, *, programs:
         if store is not None:
             await _copy_back(source, store, manifest["segments"])
         store_change = statement("forget_log_store" if store is None else "leave_log_store")
-        await _load(url, source / DUMP, version, [statement("end_delegation_tokens"), store_change], programs)
+        changes = [statement("end_delegation_tokens"), statement("change_scram_secret"), store_change]
+        await _load(url, source / DUMP, version, changes, programs)
         if store is not None:
             await _make_own(url, store)
     finally:

@@ -41,3 +41,7 @@ order by c.object_id;
 -- name: end_delegation_tokens
 -- After a restore: a token that was ended since the backup must not come back. psql has no search path there.
 delete from sluice.delegation_token;
+
+-- name: change_scram_secret
+-- After a restore: nodes of the original must not take the copy's nodes for their own. psql has no search path there.
+update sluice.cluster set scram_secret = sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()));

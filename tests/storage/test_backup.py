@@ -31,6 +31,7 @@ from storage.segments import SegmentDirectory
 from storage.store import mark_history, open_store
 from storage.text import stored
 from storage.types import PartitionKey
+from storage.users import UserStore
 from tests.postgres import Databases
 from tests.storage.batches import append, new_batch, read
 from tests.storage.conftest import MakeTopic
@@ -415,6 +416,22 @@ async def test_a_restore_ends_delegation_tokens(
         finally:
             await connection.close()
     finally:
+        postgres.drop(url)
+
+
+async def test_restored_database_has_a_secret_of_its_own(
+    database_url: str, database: Database, postgres: Databases, tmp_path: Path
+) -> None:
+    """The nodes of a copy must not be taken for nodes of the original, for example because both have one
+    configuration."""
+    await back_up(database_url, None, tmp_path / "backup")
+    url = postgres.create(empty=True)
+    other = await Database.open(url, hot_connections=1, cold_connections=1)
+    try:
+        await restore(url, None, tmp_path / "backup")
+        assert await UserStore(other).decoy_secret() != await UserStore(database).decoy_secret()
+    finally:
+        await other.close()
         postgres.drop(url)
 
 
