@@ -561,6 +561,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _unmuted(self) -> None:
         self._unmute = None
+        if self._loop.time() < self.info.muted_until_s:
+            # In the meantime a request in work was throttled for longer. It is answered later.
+            self._keep_muted()
+            return
         self.info.muted_until_s = 0.0
         self.proceed()
 

@@ -499,6 +499,23 @@ async def test_a_muted_connection_starts_nothing_until_its_time() -> None:
         assert loop.time() - before >= 2.99, "uvloop counts whole milliseconds"
 
 
+async def test_connection_stays_muted_if_a_request_in_work_is_throttled_for_longer() -> None:
+    """A produce request is throttled when it has been decoded, and may then wait for its commit."""
+    async with node() as served:
+        served.words.mute_s = 0.5
+        peer = await served.connect()
+        peer.send(b"pthrottle:1", b"-mute:2", b"-echo:3")
+        await served.words.until_started(2)
+        served.words.mute_s = 2.0
+        loop = asyncio.get_running_loop()
+        before = loop.time()
+        served.words.gate(b"throttle").set()
+        await served.words.until_started(3)
+        assert loop.time() - before >= 1.99, "uvloop counts whole milliseconds"
+        served.words.gate(b"pthrottle:1").set()
+        assert await peer.answers(3) == [b"pthrottle:1", b"-mute:2", b"-echo:3"]
+
+
 async def test_requests_before_a_frame_of_an_impossible_size_are_answered() -> None:
     async with node(max_request_bytes=1000) as served:
         peer = await served.connect()

@@ -55,7 +55,10 @@ class Words:
         self.started.append(name)
         self.arrival.set()
         verb = body[1:].partition(b":")[0]
-        if verb == b"wait":
+        if verb == b"throttle":
+            await self.gate(b"throttle").wait()
+            connection.muted_until_s = asyncio.get_running_loop().time() + self.mute_s
+        if verb in (b"wait", b"throttle"):
             try:
                 await self.gate(name).wait()
             except asyncio.CancelledError:
