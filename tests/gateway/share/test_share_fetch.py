@@ -28,6 +28,8 @@ from gateway.coordinator.share.partition import (
 )
 from gateway.log.tail import Tail
 from gateway.net.context import ConnectionInfo, RequestContext
+from gateway.quotas.limits import Quotas
+from gateway.quotas.throttles import Throttles
 from gateway.share import partitions
 from gateway.share.partitions import SharePartitions
 from gateway.share.sessions import ShareSessions
@@ -161,6 +163,7 @@ class Node:
             share=self.share,
             share_sessions=self.sessions,
             tail=self.tail,
+            throttles=Throttles(Quotas),
             log=self.log,
         )
         self.epochs: dict[str, int] = {}
