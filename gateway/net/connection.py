@@ -535,7 +535,8 @@ class Connection(asyncio.BufferedProtocol):
             gathered_bytes = 0
             while slots and slots[0].ready and gathered_bytes < WRITE_HIGH_WATER_BYTES:
                 slot = slots.popleft()
-                chunks.extend(slot.chunks)
+                if not self.info.skipped:
+                    chunks.extend(slot.chunks)
                 gathered_bytes += slot.held_bytes
                 if slot.admission.bulky:
                     self._bulky_in_flight -= 1

@@ -83,6 +83,9 @@ class ConnectionInfo:
     client_software_version: str = ""
     peer_gone: bool = False
     """True once the peer has closed the connection, at least in its direction. The connection writes it."""
+    skipped: bool = False
+    """True once a request was skipped because the peer has gone. A peer that still reads gets no later answer, because
+    it would take that answer for the skipped one."""
     when_gone: Callable[[], None] | None = field(default=None, repr=False)
     """Called once when the peer has gone."""
     challenge: bytes = field(default=b"", repr=False)

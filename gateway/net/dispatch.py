@@ -267,6 +267,7 @@ class Dispatch(Generic[S_contra]):
             await asyncio.sleep(0)  # The end of the connection may lie behind the request.
             if connection.peer_gone:
                 logger.info("a request was ignored because its client has gone", api=route.api_name)
+                connection.skipped = True
                 return ()
         if len(frame) > MAX_STRUCTURED_BYTES and api_key is not ApiKey.PRODUCE:
             raise UnanswerableError("request_size", f"{route.api_name} of {len(frame)} bytes")

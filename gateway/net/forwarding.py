@@ -183,6 +183,7 @@ class Forwarder:
         await asyncio.sleep(0)  # The end of the connection may lie behind the request.
         if route.only_if_awaited and connection.peer_gone:
             logger.info("a request was not forwarded because its client has gone", api=_api_name(frame))
+            connection.skipped = True
             return ()
         if isinstance(route, Whole):
             return await self._answered(self._send(route.node, frame, connection), frame, route.group_ids)

@@ -92,7 +92,7 @@ class ToNode:
     def route(self, frame: Frame) -> Whole | Several:
         if self.several is not None:
             return self.several
-        return Whole(self.node, ("group",), self.only_if_awaited)
+        return Whole(self.node, ("group",), self.only_if_awaited and frame[1] != ApiKey.LEAVE_GROUP)
 
     async def refresh(self, group_ids: Sequence[str]) -> None:
         self.refreshed += 1
@@ -329,6 +329,20 @@ async def test_change_for_a_client_that_has_gone_is_not_forwarded() -> None:
         writer.write(framed(request(ApiKey.OFFSET_COMMIT, 2, b"later")))
         assert await answer(reader) == b"\0\0\0\2later"
         assert [text for text, _ in both.echo.served] == [b"awaited", b"later"]
+
+
+async def test_client_gets_no_response_behind_a_request_that_was_skipped() -> None:
+    """A client that has closed one direction may still read, and would take the response for that of the skipped
+    request."""
+    async with two() as both:
+        both.router.only_if_awaited = True
+        half = socket.create_connection(("127.0.0.1", both.here.port))
+        half.sendall(framed(request(ApiKey.OFFSET_COMMIT, 1, b"skipped"), request(ApiKey.LEAVE_GROUP, 2, b"left")))
+        half.shutdown(socket.SHUT_WR)
+        reader, writer = await asyncio.open_connection(sock=half)
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+        assert [text for text, _ in both.echo.served] == [b"left"]
 
 
 async def test_changes_of_one_client_keep_their_order() -> None:
