@@ -197,7 +197,7 @@ def test_a_port_in_use_leaves_no_data_directory(
     option: str, workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.serve.logs.configure", lambda log_format, level, node: None)
-    free, metrics, port = (first - first % 2 for first in free_ports(3))
+    free, metrics, port = free_ports(3, in_a_row=workers)
     options = {"--listen": f"127.0.0.1:{free}", "--metrics-listen": f"127.0.0.1:{metrics}"}
     with socket.create_server(("127.0.0.1", port + workers - 1)):
         options[option] = f"127.0.0.1:{port}"
