@@ -78,12 +78,20 @@ async def back_up(url: str, store: ByteStore | None, target: Path, *, programs: 
     """Back up the database at `url`, and the objects in `store` that it refers to, to `target`. An older backup of the
     same database there is updated. `programs` is the directory of Postgres' programs; None: see `bin_directory`.
 
-    Raise StorageError if the database has no Sluice, if `target` holds something else, or if a copy fails.
+    Raise StorageError if the database has no Sluice, if `target` holds something else, if a copy fails, or if a
+    captured table of a user lies among Sluice's, because such a backup could not be restored.
     """
     await asyncio.to_thread(_prepare, target, await _marker(store))
     async with translated_errors():
         connection = await _connect(url)
         try:
+            captured = await connection.fetch(statement("captured_tables"), schema.TABLE_SCHEMA)
+            if captured:
+                names = ", ".join(f"{schema.TABLE_SCHEMA}.{row['relname']}" for row in captured)
+                raise StorageError(
+                    f"{names}: a captured table among Sluice's own tables cannot be restored. "
+                    f'Move it: "alter table … set schema public"'
+                )
             await connection.execute(statement("lock_deletion_shared"))
             async with connection.transaction(isolation="repeatable_read", readonly=True):
                 # Take this lock before the first query takes the snapshot. From then on no slot is emptied.

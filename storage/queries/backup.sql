@@ -14,6 +14,17 @@ lock table inline_records in access share mode;
 -- Export the snapshot, so that pg_dump reads the same state.
 select pg_export_snapshot();
 
+-- name: captured_tables
+-- Return a user's tables among the nodes' own whose triggers call functions of another schema, such as kafka. A restore
+-- does not have that schema.
+select c.relname
+from pg_trigger t
+join pg_class c on c.oid = t.tgrelid
+join pg_proc p on p.oid = t.tgfoid
+where not t.tgisinternal and c.relnamespace = $1::text::regnamespace and p.pronamespace <> c.relnamespace
+group by c.relname
+order by c.relname;
+
 -- name: leave_log_store
 -- After a restore: the original's store is not the copy's, even if the restore ends here. psql has no search path there.
 update sluice.log_store set store_id = gen_random_uuid();

@@ -24,7 +24,7 @@ from tests.postgres import Databases, LoopThread, short_directory
 from tests.sql.conftest import create_topic
 from tests.sql.offsets import COMMIT, fence
 from tests.sql.reading import read
-from tests.steps.command import output_of
+from tests.steps.command import output_of, sluice
 from tests.steps.waiting import until
 
 __all__ = ["s3", "url"]
@@ -253,3 +253,23 @@ async def test_a_backup_and_a_dump_without_writers_restore_tables_topics_and_off
         assert "are right" in output_of("check", "--database-url", url, "--log-store", records)
     finally:
         postgres.drop(url)
+
+
+async def test_a_backup_with_a_captured_table_among_the_nodes_tables_is_refused(
+    gateway_factory: GatewayFactory, tmp_path: Path
+) -> None:
+    """The schema of functions for users, which the trigger of such a table needs, is not in a backup."""
+    gateway = gateway_factory()
+    assert gateway.database_url is not None
+    create_topic(gateway, "orders", 1)
+    sql = await asyncpg.connect(gateway.database_url)
+    await sql.execute(
+        "create table sluice.mine (id integer primary key); select kafka.capture('sluice.mine', 'changes')"
+    )
+    command = ("backup", str(tmp_path / "backup"), "--database-url", gateway.database_url)
+    refused = sluice(*command)
+    assert refused.returncode == 1
+    assert "sluice.mine: a captured table among Sluice's own tables cannot be restored" in refused.stderr
+    await sql.execute("alter table sluice.mine set schema public")
+    await sql.close()
+    output_of(*command)
