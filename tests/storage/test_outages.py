@@ -189,8 +189,11 @@ async def playing(server: EmbeddedPostgres, directory: Path) -> AsyncIterator[tu
         await database.close()
 
 
-def kill(pid: int, what: str, generator: random.Random) -> None:
-    """Send SIGKILL to the postmaster, to one of its processes, or to all at once."""
+def kill(pid: int, what: str, generator: random.Random) -> list[psutil.Process]:
+    """Send SIGKILL to the postmaster, to one of its processes, or to all at once. Return the processes that end because
+    of that: if one is killed, the postmaster ends all others.
+    """
+    ending = list[psutil.Process]()
     with contextlib.suppress(psutil.NoSuchProcess):
         postmaster = psutil.Process(pid)
         children = postmaster.children(recursive=True)
@@ -198,6 +201,8 @@ def kill(pid: int, what: str, generator: random.Random) -> None:
         for process in killed[what]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
+                ending = children
+    return ending
 
 
 @pytest.mark.timeout(120 + 30 * KILLS)
@@ -211,11 +216,17 @@ async def test_a_killed_postgres_loses_no_acknowledged_record(
             which = f"kill {number} of {what}, seed {SEED}, at step {step}"
             pid, restarts = server.pid, server.restarts
             assert pid is not None, which
-            steps.arm(step, lambda pid=pid, what=what: kill(pid, what, generator))
+            ending = list[psutil.Process]()
+            steps.arm(step, lambda pid=pid, what=what, ending=ending: ending.extend(kill(pid, what, generator)))
             play.go_on()
             await play.until(steps.struck.is_set, which)
             if what != "one":
                 await play.until(lambda restarts=restarts: server.restarts > restarts, f"{which}: it stays away")
+            else:
+                # The postmaster notices the kill a moment later, and then ends all its processes.
+                await play.until(
+                    lambda ending=ending: not any(each.is_running() for each in ending), f"{which}: processes go on"
+                )
             await play.comes_back(which)
         assert play.failures >= KILLS // 2, "too few noticed to prove anything"
         assert not database.guard.broken.is_set(), "the same history goes on"
