@@ -33,7 +33,7 @@ from protocol.records import (
     TimestampType,
     read_head,
 )
-from protocol.varints import read_zigzag32, read_zigzag64, write_zigzag
+from protocol.varints import read_zigzag32, read_zigzag64, to_int64, write_zigzag
 
 WINDOW_BYTES = 64 * 1024
 """Maximal number of bytes that the parser gets at a time. Even 32,000 empty headers, the costliest content, take only 4
@@ -175,6 +175,8 @@ class RecordReader:
         timestamp = head.base_timestamp + timestamp_delta
         if head.timestamp_type is TimestampType.LOG_APPEND_TIME:
             timestamp = head.max_timestamp
+        if head.delete_horizon_ms is not None:
+            timestamp = to_int64(timestamp)
         if not -(2**63) <= timestamp < 2**63:
             raise ProtocolError(f"timestamp {timestamp} has more than 64 bits")
         return LargeRecord(head.base_offset + offset_delta, timestamp, key, value), end
@@ -202,12 +204,15 @@ def record_spans(body: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def shift_timestamp(record: memoryview, by_ms: int) -> bytes:
-    """Return one record, as `record_spans` yields it, with `by_ms` added to its timestamp delta."""
+    """Return one record, as `record_spans` yields it, with `by_ms` added to its timestamp delta.
+
+    A delta to a delete horizon may overflow. Readers then add it with an overflow, as Kafka does.
+    """
     total = len(record)
     _, position = read_zigzag32(record, 0, total)
     attributes = record[position : position + 1]
     delta, position = read_zigzag64(record, position + 1, total)
-    fields = b"".join((attributes, write_zigzag(delta + by_ms), record[position:]))
+    fields = b"".join((attributes, write_zigzag(to_int64(delta + by_ms)), record[position:]))
     return write_zigzag(len(fields)) + fields
 
 

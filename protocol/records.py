@@ -22,7 +22,7 @@ import crc32c
 from protocol.buffer import Buffer
 from protocol.compression import MAX_DECOMPRESSED_BYTES, Compression, compress, decompress
 from protocol.errors import ProtocolError
-from protocol.varints import read_zigzag32, read_zigzag64, write_zigzag
+from protocol.varints import read_zigzag32, read_zigzag64, to_int64, write_zigzag
 
 HEAD_BYTES = 61
 LENGTH_END = 12
@@ -297,6 +297,8 @@ def _read_records(head: BatchHead, body: bytes) -> Iterator[Record]:
         if position != stop:
             raise ProtocolError(f"{stop - position} bytes after the last field of a record")
         timestamp = head.base_timestamp + timestamp_delta if append_time is None else append_time
+        if head.attributes & DELETE_HORIZON_BIT:
+            timestamp = to_int64(timestamp)
         yield Record(head.base_offset + offset_delta, timestamp, key, value, headers)
     if position != end:
         raise ProtocolError(f"{end - position} bytes after the last record")
@@ -367,7 +369,7 @@ def build_batch(
         if not last_delta < offset_delta < 2**31:
             raise ValueError(f"offset {record.offset} does not follow in a batch from {base_offset}")
         last_delta = offset_delta
-        _append_record(body, record, record.timestamp - base_timestamp, offset_delta)
+        _append_record(body, record, to_int64(record.timestamp - base_timestamp), offset_delta)
     if last_offset_delta is None:
         last_offset_delta = max(last_delta, 0)
     elif last_offset_delta < last_delta:

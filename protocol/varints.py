@@ -83,6 +83,11 @@ def write_zigzag(value: int) -> bytes:
     return bytes(encoded)
 
 
+def to_int64(value: int) -> int:
+    """Return the signed 64 bits of a number, as a sum or difference overflows in Java and C."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
 def _read_zigzag(buffer: Buffer, position: int, end: int, bits: int) -> tuple[int, int]:
     raw = 0
     shift = 0

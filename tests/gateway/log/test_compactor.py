@@ -10,11 +10,13 @@ import pytest
 from gateway.log.compactor import Cleaned, clean, index_keys
 from gateway.log.offset_map import MAX_SPAN, OffsetMap
 from protocol.compression import Compression
+from protocol.record_reader import WINDOW_BYTES, RecordReader
 from protocol.records import Record, TimestampType, build_batch, iter_records, read_head, verify_crc
 from storage.types import StoredBatch
 
 NOW_MS = 1_800_000_000_000
 RETENTION_MS = 1000
+LEAST_MS = -(2**63)
 MANY = 10**6
 
 Pair = tuple[str | None, str | None]
@@ -96,6 +98,19 @@ def test_append_time_survives_compaction() -> None:
     log, _ = compacted([batch, stored(2, ("a", "2"))])
     assert [record.timestamp for record in iter_records(log[0].records)] == [NOW_MS + 99]
     assert log[0].max_timestamp_ms == NOW_MS + 99
+
+
+@pytest.mark.parametrize("key_bytes", [1, 2 * WINDOW_BYTES])
+def test_tombstone_with_the_least_timestamp_stays_readable(key_bytes: int) -> None:
+    key = b"k" * key_bytes
+    records = build_batch([Record(0, LEAST_MS, key, None), Record(1, NOW_MS, b"b", b"1")])
+    log, _ = compacted([StoredBatch(0, 1, NOW_MS, records)])
+    batch = log[0].records
+    assert read_head(batch).delete_horizon_ms == NOW_MS + RETENTION_MS
+    expected = [(LEAST_MS, key), (NOW_MS, b"b")]
+    assert [(record.timestamp, record.key) for record in iter_records(batch)] == expected
+    found = [record for window in RecordReader(batch).windows() for record in window]
+    assert [(record.timestamp, bytes(record.key or b"")) for record in found] == expected
 
 
 def test_tombstone_is_removed_after_its_retention() -> None:
