@@ -100,8 +100,9 @@ def translate(committed: DataFrame, offset_map: DataFrame) -> DataFrame:
 
     `committed` has group, topic, partition, offset. The translated offset is the target offset of the first record that
     the group has not read, or the end if the group has read every record. If several source partitions went into one
-    target partition, the lowest offset wins, so that the group reads records twice rather than misses one. Partitions
-    that were not replayed are left out.
+    target partition, the lowest offset wins, so that the group reads records twice rather than misses one. For the same
+    reason, a group that has committed some of them has read nothing of the others. Partitions that were not replayed
+    are left out.
     """
     runs = offset_map.select(
         F.col("source_topic").alias("topic"), F.col("source_partition").alias("partition"),
@@ -109,8 +110,14 @@ def translate(committed: DataFrame, offset_map: DataFrame) -> DataFrame:
     )  # fmt: skip
     end = F.col("source_from") + F.col("records")
     ahead = F.col("target_from") + F.greatest(F.col("offset") - F.col("source_from"), F.lit(0))
+    places = runs.select("topic", "partition", "target_topic", "target_partition").distinct()
+    targets = committed.join(places, ["topic", "partition"]).select("group", "target_topic", "target_partition")
+    sources = (
+        targets.join(places, ["target_topic", "target_partition"]).select("group", "topic", "partition").distinct()
+    )
+    whole = sources.join(committed, ["group", "topic", "partition"], "left").fillna(0, ["offset"])
     each = (
-        committed.join(runs, ["topic", "partition"])
+        whole.join(runs, ["topic", "partition"])
         .withColumn("unread", end > F.col("offset"))
         .groupBy("group", "topic", "partition", "target_topic", "target_partition")
         .agg(
@@ -120,6 +127,6 @@ def translate(committed: DataFrame, offset_map: DataFrame) -> DataFrame:
     )
     return (
         each.groupBy("group", "target_topic", "target_partition")
-        .agg(F.min(F.coalesce("next", "behind")).alias("offset"))
+        .agg(F.coalesce(F.min("next"), F.max("behind")).alias("offset"))
         .orderBy("group", "target_topic", "target_partition")
     )

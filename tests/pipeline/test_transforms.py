@@ -544,7 +544,7 @@ def test_group_offsets_follow_the_map(spark: SparkSession) -> None:
     runs = [
         ("r", 1, "a", 0, 10, "b", 0, 100, 5),  # 10..14 to 100..104
         ("r", 2, "a", 0, 20, "b", 0, 105, 5),  # 20..24 to 105..109
-        ("r", 1, "a", 1, 0, "b", 0, 110, 3),  # the other source partition of b-0
+        ("r", 1, "a", 1, 0, "b", 1, 110, 3),
     ]
     offset_map = spark.createDataFrame(runs, OFFSET_MAP)
     cases = {
@@ -553,11 +553,25 @@ def test_group_offsets_follow_the_map(spark: SparkSession) -> None:
     }  # fmt: skip
     committed = spark.createDataFrame(
         [(group, "a", partition, offset) for group, (partition, offset, _) in cases.items()]
-        + [("both", "a", 0, 24), ("both", "a", 1, 3), ("elsewhere", "z", 0, 3)],
+        + [("elsewhere", "z", 0, 3)],
         "group string, topic string, partition int, offset long",
     )
     found = {row["group"]: row.offset for row in translate(committed, offset_map).collect()}
-    assert found == {**{group: target for group, (_, _, target) in cases.items()}, "both": 109}
+    assert found == {group: target for group, (_, _, target) in cases.items()}
+
+
+def test_group_reads_the_partitions_that_it_has_not_committed_of_a_merged_target(spark: SparkSession) -> None:
+    runs = [
+        ("r", 1, "a", 0, 10, "b", 0, 100, 5),
+        ("r", 1, "a", 1, 0, "b", 0, 105, 3),  # the other source partition of b-0
+        ("r", 2, "a", 0, 20, "b", 0, 108, 5),
+        ("r", 1, "a", 2, 0, "b", 1, 0, 5),
+    ]
+    commits = [("one", "a", 0, 25), ("both", "a", 0, 24), ("both", "a", 1, 3)]
+    committed = spark.createDataFrame(commits, "group string, topic string, partition int, offset long")
+    found = translate(committed, spark.createDataFrame(runs, OFFSET_MAP)).collect()
+    # A target whose sources are all without a commit stays without one, like its sources.
+    assert [tuple(row) for row in found] == [("both", "b", 0, 112), ("one", "b", 0, 105)]
 
 
 def targeted(spark: SparkSession, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
