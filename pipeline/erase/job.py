@@ -14,7 +14,7 @@ import dataclasses
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +27,7 @@ from pipeline import catalog, kafka, session, table
 from pipeline.archive import job as archive_job
 from pipeline.archive.plan import Progress, Range
 from pipeline.erase.proof import Begun, Proof, places, sha256_of, spans
-from pipeline.erase.topic import DUE_AT_ONCE, Held, TopicOfKey
+from pipeline.erase.topic import DUE_AT_ONCE, Held, TopicOfKey, still_held
 from pipeline.errors import PipelineError
 from pipeline.kafka import Cluster
 from pipeline.latest import job as latest_job
@@ -42,8 +42,8 @@ from pipeline.ticker import Ticker
 
 DIFFERENT = 3
 MAX_ERASED = 1_000
-"""Number of tombstone ranges that an archive's progress keeps. A topic removes old tombstones after
-`delete.retention.ms`.
+"""Number of tombstones that an archive's progress lists before an erasure drops those that their topics no longer have.
+Each commit of the archive contains the list.
 """
 _SIGNED = "sluice erasure "
 _DELETE = "WHEN MATCHED THEN DELETE"
@@ -130,10 +130,8 @@ class Erasure:
         self._tables = _tables(spark, arguments)
         self._part = arguments.proof.with_name(f"{arguments.proof.name}.begun")
         self._progress = self._last_progress()
-        self._topic = TopicOfKey(
-            spark, cluster, arguments.bootstrap, kafka.settings_of(arguments.kafka_conf, "--kafka-conf"),
-            arguments.topic, self._progress.topic_ids[arguments.topic], sha256_of(key),
-        )  # fmt: skip
+        topic_id = self._progress.topic_ids[arguments.topic]
+        self._topic = TopicOfKey(spark, cluster, arguments.topic, topic_id, sha256_of(key))
         self._claim = Manifest(
             {each: (self._progress.first[each], end) for each, end in self._progress.next.items()},
             self._progress.topic_ids,
@@ -153,9 +151,10 @@ class Erasure:
             self._check_policy()
         with self._ticker():
             rest_before = self._rest()
+            earlier = self._erased_before({each.partition for each in found})
         manifest_job.write(self._part, begun.to_json())
         tombstones = [] if gone else self._empty_topic(found, begun)
-        self._rewrite(tombstones)
+        self._rewrite(tombstones, earlier)
         with self._ticker():
             rest_after = self._rest()
             changed = list(differences(rest_before, rest_after.days))
@@ -320,16 +319,30 @@ class Erasure:
             if begun.settings:
                 self._cluster.set_settings(topic, begun.settings)
 
-    def _rewrite(self, tombstones: Sequence[Held]) -> None:
+    def _erased_before(self, partitions: Collection[int]) -> tuple[Range, ...]:
+        """Return the tombstones of earlier erasures that the archive must still leave out. If there are many, return
+        only those that their topics still have. Raise PipelineError if there is then no room for those of `partitions`.
+        """
+        erased = self._progress.erased
+        if len(erased) + len(partitions) <= MAX_ERASED:
+            return erased
+        kept = tuple(still_held(self._spark, self._cluster, erased, self._progress.topic_ids))
+        if len(kept) + len(partitions) > MAX_ERASED:
+            raise PipelineError(
+                f"The archive lists at most {MAX_ERASED:,} tombstones of erased keys, and its topics still hold "
+                f"{len(kept):,} tombstones of its list. Nothing was erased.",
+                "Start again when delete.retention.ms has passed and compaction has removed them.",
+            )
+        return kept
+
+    def _rewrite(self, tombstones: Sequence[Held], earlier: Sequence[Range]) -> None:
         """Delete the key's rows from all tables. The archive's commit also lists the tombstones that the archive leaves
         out.
         """
         spark, topic, before = self._spark, self._topic.topic, self._progress
         erased = tuple(Range(topic, each.partition, each.offset, each.offset + 1) for each in tombstones)
-        fresh = tuple(each for each in erased if each not in before.erased)
-        after = replace(
-            before, batch=before.batch + 1, run=uuid.uuid4().hex, erased=(*before.erased, *fresh)[-MAX_ERASED:]
-        )
+        fresh = tuple(each for each in erased if each not in earlier)
+        after = replace(before, batch=before.batch + 1, run=uuid.uuid4().hex, erased=(*earlier, *fresh))
         key = spark.createDataFrame([(topic, bytearray(self._key))], "topic string, key binary")
         on = f"old.topic = {literal(topic)} AND old.topic = new.topic AND old.key = new.key"
         self._lines.say(f"rewrites {self._where} without the key", event="rewrites")
@@ -469,8 +482,7 @@ def _left(
 ) -> list[str]:
     """Return a text that says where the key still is. A tombstone in the topic is reported, but it holds no value."""
     found: list[str] = []
-    settings = kafka.settings_of(arguments.kafka_conf, "--kafka-conf")
-    topic = TopicOfKey(spark, cluster, arguments.bootstrap, settings, proof.topic, proof.topic_id, proof.key_sha256)
+    topic = TopicOfKey(spark, cluster, proof.topic, proof.topic_id, proof.key_sha256)
     with Ticker(spark, lines, stop):
         if topic.is_gone():
             lines.say(f"the topic {proof.topic} has gone, so it holds nothing", event="gone")

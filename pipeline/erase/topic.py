@@ -9,19 +9,23 @@ another tombstone each time it finds that the values are still there.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
-from pipeline import connector
 from pipeline.archive.plan import Range
+from pipeline.archive.transforms import within
+from pipeline.erase.proof import sha256_of
 from pipeline.errors import PipelineError
-from pipeline.kafka import Cluster
+from pipeline.kafka import Cluster, Partition, offset_of
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
+from pipeline.verify.compare import pieces, work_frame
+from pipeline.verify.sums import RECORD_SUMS
+from pipeline.verify.topic import TopicReader
 
 DUE_AT_ONCE = {
     "min.cleanable.dirty.ratio": "0.0",
@@ -42,14 +46,60 @@ class Held:
     tombstone: bool
 
 
+_HELD = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("tombstone", pa.int32())])
+_HELD_DDL = "partition int, offset long, tombstone int"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReader:
+    """Reads ranges of offsets in Spark's workers, and returns the records of one key. It uses librdkafka, because
+    Spark's connector fails if any record of the topic has a timestamp that does not fit a Spark timestamp.
+    """
+
+    reader: TopicReader
+    key_sha256: str
+
+    def held(self, pieces: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _, partition, read in self.reader.read(pieces):
+            for messages, _ in read:
+                found = [each for each in messages if self._has_key(each)]
+                columns = [[partition] * len(found), [offset_of(each) for each in found],
+                           [int(each.value() is None) for each in found]]  # fmt: skip
+                yield pa.record_batch(columns, schema=_HELD)
+
+    def _has_key(self, message: Message) -> bool:
+        key = message.key()
+        return key is not None and sha256_of(key) == self.key_sha256
+
+
+def still_held(
+    spark: SparkSession, cluster: Cluster, ranges: Sequence[Range], topic_ids: Mapping[str, str]
+) -> list[Range]:
+    """Return those of `ranges`, which have one offset each, whose record their topic still has."""
+    logs = {
+        (log.topic, log.partition): range(log.start, log.end)
+        for log in cluster.logs(sorted({each.topic for each in ranges}), read_committed=False)
+        if log.topic_id == topic_ids[log.topic]
+    }
+    offsets: dict[Partition, list[int]] = {}
+    for each in ranges:
+        if each.start in logs.get((each.topic, each.partition), ()):
+            offsets.setdefault((each.topic, each.partition), []).append(each.start)
+    if not offsets:
+        return []
+    work = pieces(Range(*key, min(some), max(some) + 1) for key, some in sorted(offsets.items()))
+    reader = TopicReader(cluster.settings, read_committed=False)
+    records = within(work_frame(spark, work).mapInArrow(reader.records, RECORD_SUMS), ranges)
+    held = {(row.topic, row.partition, row.offset) for row in records.select("topic", "partition", "offset").collect()}
+    return [each for each in ranges if (each.topic, each.partition, each.start) in held]
+
+
 @dataclass(frozen=True, slots=True)
 class TopicOfKey:
-    """One topic, and one key by its SHA-256. `settings` are for Spark's Kafka client."""
+    """One topic, and one key by its SHA-256."""
 
     spark: SparkSession
     cluster: Cluster
-    bootstrap: str
-    settings: Mapping[str, str]
     topic: str
     topic_id: str
     key_sha256: str
@@ -70,12 +120,9 @@ class TopicOfKey:
         ]
         if not ranges:
             return []
-        rows = connector.read(self.spark, self.bootstrap, ranges, settings=self.settings, read_committed=False)
-        found = rows.where(F.sha2("key", 256) == self.key_sha256)
-        return sorted(
-            Held(row.partition, row.offset, row.tombstone)
-            for row in found.select("partition", "offset", F.col("value").isNull().alias("tombstone")).collect()
-        )
+        reader = KeyReader(TopicReader(self.cluster.settings, read_committed=False), self.key_sha256)
+        rows = work_frame(self.spark, pieces(ranges)).mapInArrow(reader.held, _HELD_DDL)
+        return sorted(Held(row.partition, row.offset, bool(row.tombstone)) for row in rows.collect())
 
     def compact(self, key: bytes, found: Sequence[Held], seconds: float, lines: Lines, stop: Stop) -> list[Held]:
         """Write tombstones and wait until the topic holds no value of the key. Return the tombstones that the topic

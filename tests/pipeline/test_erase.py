@@ -5,7 +5,7 @@ check the proof.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,6 +17,8 @@ from pyspark.sql import SparkSession
 
 from pipeline import catalog, table
 from pipeline.archive import job as archive_job
+from pipeline.archive.plan import Range
+from pipeline.erase.job import MAX_ERASED
 from pipeline.erase.proof import Proof, places, sha256_of, spans
 from pipeline.erase.topic import TopicOfKey
 from pipeline.errors import PipelineError
@@ -244,6 +246,53 @@ def test_nothing_is_erased_if_the_topic_the_key_or_the_manifest_does_not_fit(
     assert (found.in_topic, len(places(found.in_archive))) == ({}, 4)
     with pytest.raises(PipelineError, match="has been changed"):
         Proof.from_json(proof.read_text().replace(found.began, "2026-01-31T12:00:00+00:00"), "proof")
+
+
+@only_delta
+def test_a_key_is_erased_beside_a_record_whose_timestamp_does_not_fit(
+    lake: Lake, gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 3, message_timestamp_after_max_ms=str(2**63 - 1), **COMPACTED)
+    # In its own partition, because a broker compacts nothing behind a record that is too new.
+    late: jobs.Record = (2, b"late", b"{}", 2**62, [])
+    topics.fill(gateway.bootstrap, topic, [*changes(20), late])
+    jobs.archive(lake.spark, gateway.bootstrap, lake.archive, "--topics", topic)
+    given = ("--topic", topic, *ERASED, "--proof", str(tmp_path / "proof.json"))
+    jobs.erase(lake.spark, gateway.bootstrap, lake.archive, *given)
+    assert all(value is None for _, _, value in values_in(gateway.bootstrap, topic, 3, ANNA))
+    assert ANNA not in lake.keys_in_files()
+
+
+@only_delta
+def test_an_erasure_forgets_no_tombstone_that_the_topic_still_has(
+    lake: Lake, gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    spark, bootstrap, where = lake.spark, gateway.bootstrap, lake.archive
+    topic = topics.fresh(bootstrap, 3, **{**COMPACTED, "cleanup_policy": "compact,delete"})
+    earlier: list[Record] = [(2, b"gone %d" % n, None, topics.START_MS + n, []) for n in range(MAX_ERASED)]
+    topics.fill(bootstrap, topic, [*changes(20), *earlier])
+    jobs.archive(spark, bootstrap, where, "--topics", topic)
+    progress = archive_job.last_progress(spark, where)
+    assert progress is not None
+    stones = [Range(topic, 2, n, n + 1) for n in range(MAX_ERASED)]
+    progress = replace(progress, batch=progress.batch + 1, erased=tuple(stones))
+    nothing = table.read(spark, where).limit(0)
+    table.append(nothing, where, archive_job.APPLICATION, progress.batch, progress.to_json())
+
+    given = (spark, bootstrap, where, "--topic", topic, *ERASED, "--proof", str(tmp_path / "proof.json"))
+    with pytest.raises(PipelineError, match=r"its topics still hold 1,000 tombstones .* Nothing was erased"):
+        jobs.erase(*given)
+    assert archive_job.last_progress(spark, where) == progress
+    assert len(values_in(bootstrap, topic, 3, ANNA)) == 4
+
+    topics.delete_records(bootstrap, topic, 2, 600)
+    jobs.erase(*given)
+    after = archive_job.last_progress(spark, where)
+    assert after is not None
+    ours = {
+        Range(topic, partition, offset, offset + 1) for partition, offset, _ in values_in(bootstrap, topic, 3, ANNA)
+    }
+    assert set(after.erased) == {*stones[600:], *ours}
 
 
 @only_delta

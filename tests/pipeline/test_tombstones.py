@@ -31,7 +31,7 @@ class Impatient(Stop):
 
 
 def test_an_erasure_names_the_tombstones_of_partitions_that_hold_no_value() -> None:
-    topic = Topic(cast(Any, None), cast(Any, None), "", {}, "customers", "id", sha256_of(KEY))
+    topic = Topic(cast(Any, None), cast(Any, None), "customers", "id", sha256_of(KEY))
     found = [Held(0, 3, tombstone=False), Held(1, 5, tombstone=True)]
     lines = Progress("erase", stream=io.StringIO())
     assert topic.compact(KEY, found, 60, lines, Impatient()) == [Held(0, 9, tombstone=True), Held(1, 5, tombstone=True)]
