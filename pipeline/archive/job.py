@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 
 from pipeline import catalog, connector, kafka, session, table
 from pipeline.archive import figures, typed, unfit, values
-from pipeline.archive.plan import Batch, Progress, Range, plan, without
+from pipeline.archive.plan import Batch, Progress, Range, plan, plan_again, without
 from pipeline.archive.start import starting_offsets
 from pipeline.archive.transforms import to_records
 from pipeline.errors import PipelineError, explain
@@ -271,7 +271,7 @@ class Archive:
             limit = min(limit, max(1, int(self._arguments.max_rate * max(self._arguments.interval, 1.0))))
         batch = plan(self._progress, logs, self._starting, self._run_id, limit, until)
         batch = self._with_settings(batch)
-        unfinished = self._unfinished(batch)
+        unfinished = self._unfinished(batch, logs)
         if unfinished is not None:
             batch = unfinished
         self._report_lost(batch.lost)
@@ -287,7 +287,10 @@ class Archive:
         whole = [log for log in fresh if later and log.topic not in self._topics]
         rest = [log for log in fresh if log not in whole]
         found = {(log.topic, log.partition): log.start for log in whole}
-        return found | (starting_offsets(self._cluster, rest, self._arguments.start) if rest else {})
+        if not rest:
+            return found
+        begun = self._progress.next.keys() | self._starting.keys()
+        return found | starting_offsets(self._cluster, rest, self._arguments.start, begun)
 
     def _with_settings(self, batch: Batch) -> Batch:
         """Add the topics' own settings to the progress. The job reads them once per topic."""
@@ -303,27 +306,16 @@ class Archive:
                 )  # fmt: skip
         return replace(batch, after=replace(batch.after, settings={**batch.after.settings, **self._settings}))
 
-    def _unfinished(self, batch: Batch) -> Batch | None:
+    def _unfinished(self, batch: Batch, logs: Sequence[Log]) -> Batch | None:
         """Return a batch whose dead letters are committed but whose records are not, as an earlier run or an earlier
         attempt of this run planned it.
         """
         if not self._letters_may_be_ahead or not self._has_dead_letters():
             return None
-        before = last_progress(self._spark, self._dead_letters)
-        if before is None or before.batch != batch.after.batch:
+        planned = last_progress(self._spark, self._dead_letters)
+        if planned is None or planned.batch != batch.after.batch:
             return None
-        ranges = tuple(
-            Range(topic, partition, self._position(topic, partition, before), end)
-            for (topic, partition), end in sorted(before.next.items())
-            if end > self._position(topic, partition, before)
-        )
-        lost = tuple(each for each in before.lost if each not in self._progress.lost)
-        return Batch(ranges, lost, before, batch.left)
-
-    def _position(self, topic: str, partition: int, before: Progress) -> int:
-        key = (topic, partition)
-        position = self._progress.next.get(key, before.first[key])
-        return max([position, *(each.end for each in before.lost if (each.topic, each.partition) == key)])
+        return plan_again(self._progress, planned, logs, batch.left)
 
     def _report_lost(self, lost: Sequence[Range]) -> None:
         if not lost:

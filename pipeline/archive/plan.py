@@ -173,6 +173,28 @@ def plan(
     return Batch(tuple(ranges), tuple(lost), after, left)
 
 
+def plan_again(progress: Progress, planned: Progress, logs: Sequence[Log], left: int) -> Batch:
+    """Return the batch that leads from `progress` to `planned`, without the records that the logs no longer have.
+
+    Raise PipelineError if a topic was created again.
+    """
+    _check_identity(planned, logs)
+    starts = {(log.topic, log.partition): log.start for log in logs}
+    ranges: list[Range] = []
+    lost = [each for each in planned.lost if each not in progress.lost]
+    for key, end in sorted(planned.next.items()):
+        behind = [each.end for each in planned.lost if (each.topic, each.partition) == key]
+        position = max([progress.next.get(key, planned.first[key]), *behind])
+        # A deleted topic has no log.
+        start = min(max(position, starts.get(key, end)), end)
+        if position < start:
+            lost.append(Range(*key, position, start))
+        if start < end:
+            ranges.append(Range(*key, start, end))
+    kept = (*planned.lost, *(each for each in lost if each not in planned.lost))
+    return Batch(tuple(ranges), tuple(lost), replace(planned, lost=kept[-MAX_LOST_TOLD:]), left)
+
+
 def share(backlog: Sequence[Range], max_records: int) -> list[Range]:
     """Cut ranges to about `max_records` records in total. Each partition gets its share, and at least one record."""
     total = sum(each.records for each in backlog)

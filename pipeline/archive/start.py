@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,14 +12,19 @@ from pipeline.errors import PipelineError
 from pipeline.kafka import Cluster, Log, Partition
 
 
-def starting_offsets(cluster: Cluster, logs: Sequence[Log], start: str) -> dict[Partition, int]:
-    """Return the first offset to archive of each log. A partition that the JSON omits begins at its earliest offset."""
+def starting_offsets(
+    cluster: Cluster, logs: Sequence[Log], start: str, begun: Collection[Partition] = ()
+) -> dict[Partition, int]:
+    """Return the first offset to archive of each log. A partition that the JSON omits begins at its earliest offset.
+
+    The archive holds the partitions `begun` already. Raise PipelineError if the JSON names any other partition.
+    """
     if start == "earliest":
         return {(log.topic, log.partition): log.start for log in logs}
     if start == "latest":
         return {(log.topic, log.partition): log.end for log in logs}
     if start.lstrip().startswith("{"):
-        return from_json(start, logs)
+        return from_json(start, logs, begun)
     found = cluster.at_time([(log.topic, log.partition) for log in logs], milliseconds(start))
     # If every record is older than the time, the archive begins with the next new record.
     return {
@@ -28,7 +33,7 @@ def starting_offsets(cluster: Cluster, logs: Sequence[Log], start: str) -> dict[
     }
 
 
-def from_json(text: str, logs: Sequence[Log]) -> dict[Partition, int]:
+def from_json(text: str, logs: Sequence[Log], begun: Collection[Partition] = ()) -> dict[Partition, int]:
     try:
         told: Mapping[str, Mapping[str, Any]] = json.loads(text)
         wanted = {(topic, int(partition)): int(at) for topic, of in told.items() for partition, at in of.items()}
@@ -37,6 +42,11 @@ def from_json(text: str, logs: Sequence[Log]) -> dict[Partition, int]:
             f"--from {text} is not JSON of topics, partitions and offsets ({error}).",
             'Write it like {"orders": {"0": 1200, "1": 980}}.',
         ) from error
+    for topic, partition in sorted(wanted.keys() - {(log.topic, log.partition) for log in logs} - set(begun)):
+        raise PipelineError(
+            f"--from names {topic}-{partition}, which is not archived.",
+            "Check its topics and partitions against --topics, --pattern and a listing of topics.",
+        )
     for log in logs:
         offset = wanted.get((log.topic, log.partition), log.start)
         if not 0 <= offset <= log.end:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from pipeline.archive.plan import Progress, Range, plan, share, without
+from pipeline.archive.plan import Progress, Range, plan, plan_again, share, without
 from pipeline.archive.start import from_json, milliseconds
 from pipeline.errors import PipelineError
 from pipeline.kafka import Log
@@ -53,6 +54,20 @@ def test_a_partition_that_lost_all_it_had_goes_on_behind_it() -> None:
     assert batch.after.next == {A0: 10, A1: 5}
 
 
+def test_a_batch_is_planned_again_without_records_that_its_topic_has_lost() -> None:
+    planned = replace(plan(began(4, 5), logs((0, 10), (0, 8)), {}, "run", 100).after, run="other")
+    whole = plan_again(began(4, 5), planned, logs((0, 20), (0, 20)), 22)
+    assert (whole.ranges, whole.lost) == ((Range("a", 0, 4, 10), Range("a", 1, 5, 8)), ())
+    assert (whole.after, whole.left) == (planned, 22)
+    less = plan_again(began(4, 5), planned, logs((7, 20), (15, 20)), 0)
+    assert (less.ranges, less.lost) == ((Range("a", 0, 7, 10),), (Range("a", 0, 4, 7), Range("a", 1, 5, 8)))
+    assert less.after == replace(planned, lost=less.lost)
+    deleted = plan_again(began(4, 5), planned, [], 0)
+    assert (deleted.ranges, deleted.lost) == ((), (Range("a", 0, 4, 10), Range("a", 1, 5, 8)))
+    with pytest.raises(PipelineError, match="deleted and created again"):
+        plan_again(Progress(), planned, logs((0, 10), topic_id="other"), 0)
+
+
 def test_a_topic_made_again_is_refused() -> None:
     with pytest.raises(PipelineError, match="deleted and created again"):
         plan(began(4, 5), logs((0, 10), (0, 5), topic_id="other"), {}, "run", 100)
@@ -91,6 +106,18 @@ def test_offsets_given_as_json() -> None:
     assert from_json('{"a": {"1": 4}}', logs((2, 10), (0, 5))) == {A0: 2, A1: 4}
     with pytest.raises(PipelineError, match="not JSON"):
         from_json('{"a": 4}', logs((2, 10)))
+
+
+@pytest.mark.parametrize("named", ["aa-0", "a-7"])
+def test_an_offset_of_a_partition_that_is_not_archived_is_refused(named: str) -> None:
+    topic, partition = named.split("-")
+    told = {"a": {"0": 4}}
+    told.setdefault(topic, {})[partition] = 4
+    text = json.dumps(told)
+    with pytest.raises(PipelineError, match=f"--from names {named}, which is not archived"):
+        from_json(text, logs((2, 10)))
+    # A table that already holds the partition does not begin it again.
+    assert from_json(text, logs((2, 10)), {(topic, int(partition))}) == {A0: 4}
 
 
 @pytest.mark.parametrize("offset", [-2, -1, 11])

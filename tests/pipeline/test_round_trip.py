@@ -282,6 +282,27 @@ def test_a_typed_batch_whose_dead_letters_are_committed_is_finished_as_it_was_pl
     assert sorted(row.offset for row in dead.collect()) == list(range(9))
 
 
+def test_typed_batch_whose_dead_letters_are_committed_goes_on_behind_what_retention_removed(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 1)
+    bad = [(0, None, b"bad", topics.START_MS, [])]
+    topics.fill(gateway.bootstrap, topic, bad * 3)
+    given = ("--topics", topic, "--value", "json")
+    jobs.archive(spark, gateway.bootstrap, out, *given)
+    topics.fill(gateway.bootstrap, topic, bad * 4)
+    with jobs.dying_before_the_commit_of(out), pytest.raises(jobs.DiedError):
+        jobs.archive(spark, gateway.bootstrap, out, *given)
+    topics.delete_records(gateway.bootstrap, topic, 0, 5)
+    with pytest.raises(PipelineError, match=f"2 offsets were removed .*{topic}-0 offsets 3 to 4"):
+        jobs.archive(spark, gateway.bootstrap, out, *given)
+    told = jobs.archive(spark, gateway.bootstrap, out, *given, "--on-data-loss", "continue")
+    assert told.events("lost")[0]["lost"] == [[topic, 0, 3, 5]]
+    assert held(spark, out) == 5
+    assert held(spark, f"{out}_dead_letters") == 7
+    assert jobs.verify(spark, gateway.bootstrap, out).code == 0
+
+
 @pytest.mark.parametrize(
     ("value", "timestamp", "given"),
     [(b"bad", topics.START_MS, ("--value", "json")), (b"{}", 2**62, ())],
