@@ -2,7 +2,8 @@
 
 The one idea: Iceberg has no transaction numbers, so an append writes its snapshot to a branch of its own, which readers
 do not see, and then moves `main` to that snapshot. Iceberg moves `main` only if its head is an ancestor of the
-snapshot, so of two appends that began at the same head the second fails. The snapshot's summary contains application,
+snapshot, so of two appends that began at the same head the second fails. If another application has moved `main`, the
+files are appended again to the new head. The snapshot's summary contains application,
 number and progress. So records and progress become visible in one commit of the table.
 
 The branch of the last append is kept: it prevents its snapshot, and with it the progress, from expiring.
@@ -15,6 +16,8 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, StructField, StructType
@@ -33,6 +36,10 @@ DEFAULT_NAMESPACE = "default"
 _BRANCH = "sluice_"
 _APPLICATION, _NUMBER, _PROGRESS = "sluice-application", "sluice-number", "sluice-progress"
 FILE = "_file"
+_OVERTAKEN = ("is not an ancestor of", "CommitFailedException")
+"""Words in an error of Iceberg which say that `main` has moved since an append began."""
+_MOVES = 10
+"""How often an append tries to move `main`. A try after the first takes no longer than a few queries of metadata."""
 _NEWEST = 64
 """Number of snapshots that are read at first. A table may have thousands, and its last commit is among the newest."""
 
@@ -226,8 +233,37 @@ def append(
     frame = _filled(frame, schema(spark, where))
     branch = _begin(spark, name, head)
     _append_to(frame, f"{name}.branch_{branch}", application, number, metadata)
-    publish(spark, where, branch, head)
+    for left in reversed(range(_MOVES)):
+        try:
+            publish(spark, where, branch, head)
+            break
+        except (PySparkException, Py4JJavaError) as error:
+            if not left or not any(each in str(error) for each in _OVERTAKEN):
+                raise
+            head = _head_for(spark, where, application, number)
+            if head is None:
+                raise
+            branch = _append_again(spark, where, branch, head, _summary(application, number, metadata))
     _drop_branches(spark, name, branch)
+
+
+def _append_again(spark: SparkSession, where: str, branch: str, head: int, summary: dict[str, str]) -> str:
+    """Append the files of the newest snapshot of `branch` to `head`, and return the new branch. Files are not written
+    again, so the append does not lose to a job that commits more often than a batch takes.
+    """
+    name = quoted(where)
+    written, moved = _reference(spark, name, branch), _begin(spark, name, head)
+    held = classes(spark).org.apache.iceberg.spark.Spark3Util.loadIcebergTable(java_session(spark), name)
+    held.refresh()
+    again = held.newAppend().toBranch(moved)
+    files = held.snapshot(written).addedDataFiles(held.io()).iterator()
+    while files.hasNext():
+        again.appendFile(files.next())
+    # Iceberg marks a picked snapshot like this. Then a tool that expires the first one keeps its files.
+    for each, value in {**summary, "source-snapshot-id": str(written)}.items():
+        again.set(each, value)
+    again.commit()
+    return moved
 
 
 def merge(frame: DataFrame, where: str, on: str, clauses: str, application: str, number: int, metadata: str) -> None:
@@ -284,8 +320,11 @@ def _append_to(frame: DataFrame, target: str, application: str, number: int, met
 
 def _properties(application: str, number: int, metadata: str) -> dict[str, str]:
     """Return a commit's properties, under the option names that write them into the snapshot's summary."""
-    told = {_APPLICATION: application, _NUMBER: str(number), _PROGRESS: metadata}
-    return {f"snapshot-property.{each}": value for each, value in told.items()}
+    return {f"snapshot-property.{each}": value for each, value in _summary(application, number, metadata).items()}
+
+
+def _summary(application: str, number: int, metadata: str) -> dict[str, str]:
+    return {_APPLICATION: application, _NUMBER: str(number), _PROGRESS: metadata}
 
 
 def replace(frame: DataFrame, where: str, version: int, condition: str) -> None:

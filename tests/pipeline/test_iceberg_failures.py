@@ -17,6 +17,7 @@ from pipeline import connector, iceberg, table
 from pipeline.archive import job as archive_job
 from pipeline.archive.job import last_progress
 from pipeline.errors import PipelineError, explain
+from pipeline.schema import ARCHIVE_CLUSTER
 from tests.gateway_process import GatewayProcess
 from tests.pipeline import jobs, topics
 from tests.pipeline.catalogs import FORMAT, filled, offsets, one_catalog
@@ -70,6 +71,33 @@ def test_two_coordinators_that_write_at_the_same_moment_commit_a_batch_once(
         slow.step_once()
     assert explain(refused.value).cause.startswith("Another writer changed the table at the same moment.")
     assert offsets(lake) == list(range(40))
+
+
+@one_catalog
+def test_append_is_committed_though_files_were_merged_while_it_was_written(
+    lake: SparkSession, gateway: GatewayProcess
+) -> None:
+    topic = filled(gateway.bootstrap, 1, 20)
+    jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+    job = jobs.archive_job_of(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+    job.open()
+    whole, merged = iceberg.publish, list[tuple[int, int]]()
+
+    def overtaken(spark: SparkSession, where: str, branch: str, head: int | None) -> None:
+        if not merged:
+            merged.append(table.rewrite(spark, where, f"topic = '{topic}'", 1 << 20, ARCHIVE_CLUSTER))
+        whole(spark, where, branch, head)
+
+    topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
+    with patch.object(iceberg, "publish", overtaken):
+        job.step_once()
+    topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
+    job.step_once()
+    assert merged == [(2, 1)]
+    assert offsets(lake) == list(range(60))
+    branches = lake.sql(f"SELECT name FROM {iceberg.quoted('iceberg:events')}.refs").collect()
+    assert len(branches) == 2
+    assert jobs.verify(lake, gateway.bootstrap, "events", *FORMAT).code == 0
 
 
 @one_catalog
