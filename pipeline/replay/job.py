@@ -290,6 +290,8 @@ class Replay:
         progress = last_progress(self._spark, self._archive)
         if progress is None:
             raise PipelineError(f"{self._archive} holds no archive yet.", "Run `sluice-pipeline archive` first.")
+        # Read the table after the progress. Then the frame has at least the offsets that the progress claims.
+        self._records = table.read(self._spark, self._archive)
         asked = self._asked_plan(sorted(progress.topic_ids))
         ranges = self._ranges(progress, asked.topics)
         targets = self._targets(asked, ranges, progress)

@@ -121,8 +121,9 @@ class Verification:
 
     def run(self) -> int:
         """Return 0 if all offsets that can be proved are equal, otherwise `DIFFERENT`."""
+        # Read the progress first. Then the frame has at least the offsets that the progress claims.
+        progress = last_progress(self._spark, self._path) if table.exists(self._spark, self._path) else None
         records = table.read(self._spark, self._path)
-        progress = last_progress(self._spark, self._path)
         if progress is None:
             raise PipelineError(f"{self._path} holds no archive yet.", "Run `sluice-pipeline archive` first.")
         unknown = sorted(set(self._only) - progress.topic_ids.keys())
@@ -197,6 +198,10 @@ class Verification:
         mine = records.where(F.col("topic").isin(self._only)) if self._only else records
         with Ticker(self._spark, self._lines, self._stop):
             rows = unclaimed(mine, progress).collect()
+            # An archive job may have added records, and has then claimed them.
+            while rows and (later := last_progress(self._spark, self._path) or progress) != progress:
+                progress = later
+                rows = unclaimed(mine, progress).collect()
         return [
             f"{row.topic}-{row.partition}: {row['count']:,} records outside of what the archive claims" for row in rows
         ]

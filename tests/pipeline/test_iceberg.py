@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,10 +17,14 @@ from pyspark.sql import SparkSession
 from pipeline import catalog, iceberg, table
 from pipeline.archive import job as archive_job
 from pipeline.archive.job import last_progress
+from pipeline.archive.plan import Progress
 from pipeline.errors import PipelineError
+from pipeline.kafka import Cluster
 from pipeline.latest import job as latest_job
 from pipeline.partitioning import partitions
+from pipeline.replay import job as replay_job
 from pipeline.schema import CHANGE, NEWEST
+from pipeline.verify import job as verify_job
 from tests.gateway_process import GatewayProcess
 from tests.pipeline import jobs, topics
 from tests.pipeline.catalogs import FORMAT, filled, offsets, one_catalog, rows
@@ -78,6 +83,27 @@ def test_a_replay_from_iceberg_writes_every_record_once(lake: SparkSession, gate
         came = [record for _, record in topics.read(gateway.bootstrap, f"{topic}-2", partition, 100)]
         went = [record for _, record in topics.read(gateway.bootstrap, topic, partition, 100)]
         assert [record[1:3] for record in came] == [record[1:3] for record in went]
+
+
+@one_catalog
+def test_verify_and_replay_see_the_records_that_they_plan_for_while_the_archive_grows(
+    lake: SparkSession, gateway: GatewayProcess
+) -> None:
+    topic, target = filled(gateway.bootstrap, 1, 20), "grown"
+    given = ("--topics", topic, *FORMAT)
+    jobs.archive(lake, gateway.bootstrap, "events", *given)
+
+    def growing(session: SparkSession, where: str) -> Progress | None:
+        topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
+        jobs.archive(session, gateway.bootstrap, "events", *given)
+        return last_progress(session, where)
+
+    with patch.object(verify_job, "last_progress", growing):
+        proof = jobs.verify(lake, gateway.bootstrap, "events", *FORMAT)
+    assert (proof.code, proof.events("proved")[0]["offsets"]) == (0, 40)
+    with patch.object(replay_job, "last_progress", growing):
+        jobs.replay(lake, gateway.bootstrap, "events", "--topic-map", f"{topic}={target}", "--create-topics", *FORMAT)
+    assert [log.end for log in Cluster(gateway.bootstrap).logs([target])] == [60]
 
 
 @one_catalog

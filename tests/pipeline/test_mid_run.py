@@ -11,17 +11,21 @@ import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from pyspark.sql import SparkSession
 
 from pipeline import table
 from pipeline.archive import job as archive_job
+from pipeline.archive import plan
+from pipeline.archive.job import last_progress
 from pipeline.errors import PipelineError
 from pipeline.kafka import Cluster
 from pipeline.progress import Progress, Stop
 from pipeline.replay.plan import MARK
 from pipeline.ticker import Ticker
+from pipeline.verify import job as verify_job
 from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 from tests.pipeline import jobs, running, topics
 
@@ -177,6 +181,24 @@ def test_files_are_merged_while_an_archive_adds_more(spark: SparkSession, gatewa
     jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
     proof = jobs.verify(spark, gateway.bootstrap, out)
     assert (proof.code, proof.events("proved")[0]["offsets"]) == (0, 400)
+
+
+def test_verify_proves_an_archive_that_grows_in_the_meantime(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = filled(gateway.bootstrap, 1, 20)
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
+
+    def growing(session: SparkSession, where: str) -> plan.Progress | None:
+        found = last_progress(session, where)
+        jobs.archive(session, gateway.bootstrap, where, "--topics", topic)
+        return found
+
+    with patch.object(verify_job, "last_progress", growing):
+        proof = jobs.verify(spark, gateway.bootstrap, out)
+    assert held(spark, out) == 40
+    assert (proof.code, proof.events("proved")[0]["offsets"]) == (0, 20)
 
 
 # --- pace, figures, a group -----------------------------------------------------------------------------------------
