@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ BUILD_TIMEOUT_S = 1_200
 
 def built(package: str, version: str, folder: str) -> Path:
     """Return the program of a Go package at a version. Build it if `folder` of .compat does not have it yet."""
-    program = BUILDS / folder / re.sub(r"/v\d+$", "", package).rpartition("/")[2]  # as Go names it
+    program = BUILDS / folder / package.rpartition("/")[2]
     if not program.exists():
         program.parent.mkdir(parents=True, exist_ok=True)
         run_go("install", f"{package}@{version}", directory=program.parent, environment={"GOBIN": str(program.parent)})
