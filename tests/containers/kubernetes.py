@@ -13,15 +13,15 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 
 from tests.containers.engine import Engine, NoEngineError
-from tests.gateway_process import POLL_SECONDS, clean_environment
+from tests.gateway_process import clean_environment
 from tests.go_programs import BUILDS, built, run_go
+from tests.steps.waiting import wait_for
 
 VERSION = "v1.34.4"
 """The newest release whose kubelet accepts version 1 of control groups by default."""
@@ -261,12 +261,14 @@ class Cluster:
         self._processes.append((name, process))
 
     def _await(self, what: str, *arguments: str) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while (done := self.try_kubectl(*arguments)).returncode != 0:
+        """Repeat a kubectl command until it succeeds. Raise AssertionError if a program of the cluster ends."""
+
+        def succeeds() -> bool:
             ended = [name for name, process in self._processes if process.poll() is not None]
             assert not ended, f"{', '.join(ended)} ended while {what} was awaited"
-            assert time.monotonic() < deadline, f"{what} is not ready: {done.stderr}"
-            time.sleep(POLL_SECONDS)
+            return self.try_kubectl(*arguments).returncode == 0
+
+        wait_for(succeeds, f"{what} is not ready", seconds=START_SECONDS)
 
     def _make_network(self) -> None:
         """Make the namespace with one interface, which has the addresses of the node and of the name server."""
