@@ -34,6 +34,33 @@ from storage.schema import SEARCH_PATH
 
 APPLICATION_NAME = "sluice"
 
+_ARRAY_TYPES = tuple(
+    {
+        "oid": oid,
+        "ns": "pg_catalog",
+        "name": f"_{element}",
+        "kind": b"b",
+        "basetype": None,
+        "elemtype": element_oid,
+        "elemdelim": b",",
+        "range_subtype": None,
+        "attrtypoids": None,
+        "attrnames": None,
+    }
+    for oid, element, element_oid in (
+        (1000, "bool", 16),
+        (1001, "bytea", 17),
+        (1005, "int2", 21),
+        (1007, "int4", 23),
+        (1016, "int8", 20),
+        (1185, "timestamptz", 1184),
+        (2951, "uuid", 2950),
+    )
+)
+"""Array types that statements use, as asyncpg's look-up of types describes them. The numbers (OIDs) of built-in types
+are the same in every Postgres. asyncpg knows only text[] and oid[], and asks each new connection for the others by a
+recursive query of some 8 ms."""
+
 SESSION_SETTINGS: Mapping[str, str] = {
     "application_name": APPLICATION_NAME,
     "search_path": SEARCH_PATH,
@@ -380,11 +407,17 @@ async def connect(url: Url, settings: Mapping[str, str], **options: float) -> An
         ),
     )
     try:
+        _register_array_types(connection)
         await connection.fetch(statement("pin_session_settings"), list(settings), list(settings.values()))
     except BaseException:
         connection.terminate()
         raise
     return connection
+
+
+def _register_array_types(connection: Any) -> None:
+    """Spare the connection the look-ups of `_ARRAY_TYPES`. asyncpg has no public function for this."""
+    connection._protocol.get_settings().register_data_types(_ARRAY_TYPES)
 
 
 async def _no_reset(_connection: object) -> None:
@@ -399,6 +432,7 @@ def _prepare_session(
     synchronous_commit = off is overridden; stronger values stay."""
 
     async def prepare(connection: _PooledConnection) -> None:
+        _register_array_types(connection)
         await connection.fetch(statement("pin_session_settings"), list(settings), list(settings.values()))
         known = guard.known()
         server = await connection.fetchrow(statement("history_witness"))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -27,6 +30,25 @@ where datname = current_database() and application_name = 'sluice' and pid <> pg
 
 async def _terminate_all(sql: asyncpg.Connection) -> None:
     await sql.execute(TERMINATE)
+
+
+async def test_no_connection_looks_up_the_array_types_of_statements(database: Database) -> None:
+    values = [[True], [b"\0"], [-1], [2], [2**40], [datetime(2026, 1, 2, tzinfo=UTC)], [UUID(int=3)], ["four"]]
+    async with database.hot.connection() as connection:
+        asked: list[str] = []
+        logged: Any = connection
+        logged.add_query_logger(lambda query: asked.append(query.query))
+        query = (
+            "select $1::bool[], $2::bytea[], $3::int2[], $4::int4[], $5::int8[], $6::timestamptz[], $7::uuid[],"
+            " $8::text[]"
+        )
+        row = await connection.fetchrow(query, *values)
+        assert row is not None
+        assert list(row.values()) == values
+        # This type is looked up, so the logger hears look-ups.
+        await connection.fetchrow("select $1::float8[]", [0.5])
+        assert asked[0] == query
+        assert any("pg_type" in each for each in asked[1:])
 
 
 async def test_the_call_after_a_lost_connection_works(
