@@ -29,7 +29,7 @@ from pipeline.analyze.journal import TABLES
 from storage.migrate import migrate
 from storage.pool import SESSION_SETTINGS, Database
 from tests.pipeline.planted import Clock, Group, Row, Truth, round_robin
-from tests.postgres import databases
+from tests.postgres import EMPTY, databases
 
 TARGET_SECONDS = 180
 DRIVER_MEMORY = "1500m"
@@ -211,7 +211,7 @@ def main() -> int:
         url = given.url
         if url is None:
             server = stack.enter_context(databases())
-            url = server.create(empty=True)
+            url = server.create(EMPTY)
             stack.callback(server.drop, url)
         truths = planted(url, given.rows, given.truth)
         if given.plant_only:

@@ -35,7 +35,7 @@ async def open_sql_door(database: Database, services: Services, wakeups: Wakeups
     """Install the schema that `sql.schema` names and return the relay. Raise StorageError if the schema cannot be
     installed."""
     catalog = services.catalog
-    settings = _settings(catalog.broker)
+    settings = door_settings(catalog.broker)
     former = await install(database, catalog.broker.sql_schema, settings)
     if former is not None and (changed := changed_settings(former, settings)):
         logger.warning(
@@ -59,7 +59,8 @@ def changed_settings(former: DoorSettings, settings: DoorSettings) -> list[str]:
     return [NAMES[field] for field, value in asdict(former).items() if value != values[field]]
 
 
-def _settings(broker: BrokerConfig) -> DoorSettings:
+def door_settings(broker: BrokerConfig) -> DoorSettings:
+    """Return the settings that the SQL functions apply."""
     return DoorSettings(
         max_message_bytes=broker.message_max_bytes,
         compacts="compact" in broker.log_cleanup_policy,

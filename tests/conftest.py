@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from storage.migrate import migrate
-from storage.pool import Database
 from tests.forks import forks
 from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess, find_coordinator
-from tests.postgres import Databases, databases, shared_databases, short_directory
+from tests.postgres import EMPTY, SERVED, Databases, databases, shared_databases, short_directory
 from tests.restorable_postgres import RestorablePostgres, restorable_postgres
 from tests.rotation import PARTS, part_of, rotated
+from tests.templates import make_templates
 
 NO_SETTINGS: Mapping[str, str] = {}
 MARKS = {"alone": ("mark.alone",), "long": ("mark.long", "first_always")}
@@ -35,7 +34,7 @@ _shared_server = contextlib.ExitStack()
 
 @pytest.fixture(scope="session")
 def postgres(request: pytest.FixtureRequest) -> Iterator[Databases]:
-    """The suite's Postgres server, with a migrated template."""
+    """The suite's Postgres server, with its templates."""
     given = getattr(request.config, "workerinput", None)
     with _own_server() if given is None else shared_databases(**given["postgres"]) as server:
         yield server
@@ -44,7 +43,7 @@ def postgres(request: pytest.FixtureRequest) -> Iterator[Databases]:
 @contextlib.contextmanager
 def _own_server() -> Iterator[Databases]:
     with databases() as server:
-        server.make_template(_migrate)
+        make_templates(server)
         _servers.append(server)
         yield server
 
@@ -115,14 +114,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.nodeid in kept]
 
 
-async def _migrate(url: str) -> None:
-    database = await Database.open(url)
-    try:
-        await migrate(database)
-    finally:
-        await database.close()
-
-
 @pytest.fixture
 def database_url(postgres: Databases) -> Iterator[str]:
     """URL of a migrated database that is the test's own."""
@@ -134,7 +125,7 @@ def database_url(postgres: Databases) -> Iterator[str]:
 @pytest.fixture
 def empty_database_url(postgres: Databases) -> Iterator[str]:
     """URL of a database without any table."""
-    url = postgres.create(empty=True)
+    url = postgres.create(EMPTY)
     yield url
     postgres.drop(url)
 
@@ -175,7 +166,7 @@ def gateways(server: Databases) -> Iterator[GatewayFactory]:
         ) -> GatewayProcess:
             directory = stack.enter_context(short_directory())
             if not embedded and database_url is None:
-                database_url = server.create()
+                database_url = server.create(SERVED)
                 stack.callback(server.drop, database_url)
             process = GatewayProcess(
                 directory,

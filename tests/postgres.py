@@ -2,8 +2,8 @@
 
 The server is the first of these that is available: SLUICE_TEST_DATABASE_URL (a user that may create databases); the
 programs in the directory SLUICE_TEST_POSTGRES_BIN; a container, if an engine answers; `storage.embedded`, as `sluice
-serve` runs it. Every database is a copy of a migrated template. Parallel workers share the server and the template of
-the process that started them.
+serve` runs it. Every database is a copy of a template: a migrated one, or for gateways one that also holds what a first
+start adds. Parallel workers share the server and the templates of the process that started them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 import threading
 import uuid
 import warnings
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,6 +43,11 @@ LOGGED, COPIED = "WAL_LOG", "FILE_COPY"
 """Ways in which Postgres copies a template: page by page through its buffers and its log, or by copying files between
 two checkpoints. Without syncs a checkpoint is cheap, and copying files takes half the CPU time.
 """
+EMPTY, MIGRATED, SERVED = "empty", "migrated", "served"
+"""Templates of databases. A served one has been migrated, and has what else a node creates at its first start: the
+public schema of the SQL door and the journal's partitions of today. That is a fifth of the cost of such a start.
+"""
+NO_TEMPLATES: Mapping[str, str] = {EMPTY: "template1"}
 CONNECTIONS = 400
 """Enough connections for several workers. Each runs gateways that hold some thirty connections."""
 
@@ -80,9 +85,15 @@ class Databases:
     """Creates and drops databases on one server. `description` says which server that is."""
 
     def __init__(
-        self, loop: LoopThread, url: str, description: str, *, template: str | None = None, strategy: str = LOGGED
+        self,
+        loop: LoopThread,
+        url: str,
+        description: str,
+        *,
+        templates: Mapping[str, str] = NO_TEMPLATES,
+        strategy: str = LOGGED,
     ) -> None:
-        """`strategy` is how Postgres copies the template: LOGGED or COPIED."""
+        """`templates` are those of another process. `strategy` is how Postgres copies a template: LOGGED or COPIED."""
         self.description = description
         self._strategy = strategy
         self._creation: Any = None
@@ -92,30 +103,36 @@ class Databases:
         self._url = url
         self._prefix = f"sluice_test_{uuid.uuid4().hex[:8]}"
         self._count = 0
-        self._template = template
-        self._has_made_template = False
+        self._templates = dict(templates)
+        """Names of the template databases: EMPTY, and those that were made."""
+        self._made: list[str] = []
+        """URLs of the templates that this process has made."""
         self._drops: list[Future[None]] = []
 
-    def shared(self) -> dict[str, str]:
+    def shared(self) -> dict[str, Any]:
         """Return the arguments that `shared_databases` needs in another process."""
-        assert self._template is not None, "the template was not made"
+        assert MIGRATED in self._templates, "the template was not made"
         return {
             "url": self._url,
             "description": self.description,
-            "template": self._template,
+            "templates": self._templates,
             "strategy": self._strategy,
         }
 
-    def make_template(self, fill: Callable[[str], Coroutine[Any, Any, object]]) -> None:
-        """Create the template database. `fill` receives its URL, and must not leave a connection open."""
-        url = self.create(empty=True)
+    def make_template(self, name: str, of: str, fill: Callable[[str], Coroutine[Any, Any, object]]) -> None:
+        """Create the template database `name` as a copy of the template `of`. `fill` receives its URL, and must not
+        leave a connection open.
+        """
+        url = self.create(of)
         self._loop.run(fill(url))
-        self._template, self._has_made_template = _database_of(url), True
+        self._templates[name] = _database_of(url)
+        self._made.append(url)
 
-    def create(self, *, empty: bool = False) -> str:
+    def create(self, template: str = MIGRATED) -> str:
+        """Create a database and return its URL."""
         self._count += 1
         name = f"{self._prefix}_{self._count}"
-        source = "template1" if empty or self._template is None else self._template
+        source = self._templates[template]
         self._loop.run(self._create(f'CREATE DATABASE "{name}" TEMPLATE "{source}" STRATEGY {self._strategy}'))
         return _with_database(self._url, name)
 
@@ -124,8 +141,8 @@ class Databases:
         self._drops.append(self._loop.submit(self._execute(f'DROP DATABASE "{_database_of(url)}" WITH (FORCE)')))
 
     def close(self) -> None:
-        if self._template is not None and self._has_made_template:
-            self.drop(_with_database(self._url, self._template))
+        for template in self._made:
+            self.drop(template)
         for drop in self._drops:
             drop.result(CALL_SECONDS)
         self._loop.run(self._end_creation())
@@ -161,12 +178,12 @@ def databases() -> Iterator[Databases]:
 
 
 @contextlib.contextmanager
-def shared_databases(url: str, description: str, template: str, strategy: str) -> Iterator[Databases]:
-    """Databases on the server of another process, which has made the template."""
+def shared_databases(url: str, description: str, templates: Mapping[str, str], strategy: str) -> Iterator[Databases]:
+    """Databases on the server of another process, which has made the templates."""
     with contextlib.ExitStack() as stack:
         loop = LoopThread()
         stack.callback(loop.close)
-        made = Databases(loop, url, description, template=template, strategy=strategy)
+        made = Databases(loop, url, description, templates=templates, strategy=strategy)
         stack.callback(made.close)
         yield made
 

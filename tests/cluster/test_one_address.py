@@ -37,7 +37,7 @@ from tests.frames.handoff import configure
 from tests.frames.members import Member, create_topic, fresh, in_state
 from tests.frames.share import ACCEPT, Reader, send
 from tests.frames.transactions import Transactional
-from tests.postgres import Databases
+from tests.postgres import SERVED, Databases
 from tests.steps.waiting import until, wait_for
 from tests.wire import WireClient
 
@@ -50,7 +50,7 @@ PARTITIONS, RECORDS = 6, 120
 @pytest.fixture(scope="module")
 def shared(postgres: Databases) -> Iterator[OneAddress]:
     """Two nodes that the tests of this module share."""
-    url = postgres.create()
+    url = postgres.create(SERVED)
     with one_address(postgres, url, 2, {"group.connection.grace.ms": "1000"}) as running:
         balanced(running.nodes)
         yield running

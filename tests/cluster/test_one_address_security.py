@@ -17,7 +17,7 @@ from protocol.messages.list_groups import ListGroupsRequest
 from tests.cluster.conftest import balanced, metric
 from tests.cluster.one_address import CLIENTS, NODES, OneAddress, one_address, tried
 from tests.frames.members import Member, describe, fresh
-from tests.postgres import Databases
+from tests.postgres import SERVED, Databases
 from tests.secured import AUTHORIZER, USERS, Authority, authenticate, jaas, plain_token
 from tests.wire import WireClient
 
@@ -49,7 +49,7 @@ def shared(
             "ssl.truststore.location": str(authority.certificate),
             f"listener.name.{NODES.lower()}.ssl.client.auth": "required",
         }
-    url = postgres.create()
+    url = postgres.create(SERVED)
     with one_address(postgres, url, 2, settings) as running:
         balanced(running.nodes)
         yield running

@@ -50,7 +50,7 @@ from tests.cluster.conftest import balanced
 from tests.cluster.groups import commit, connected, group_coordinated_by
 from tests.conftest import gateways
 from tests.gateway_process import GatewayProcess
-from tests.postgres import Databases
+from tests.postgres import SERVED, Databases
 from tests.steps.command import sluice
 from tests.steps.waiting import wait_for
 
@@ -82,7 +82,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def scene(postgres: Databases) -> Iterator[Scene]:
-    url = postgres.create()
+    url = postgres.create(SERVED)
     with contextlib.ExitStack() as stack:
         stack.callback(postgres.drop, url)
         factory = stack.enter_context(gateways(postgres))

@@ -21,7 +21,7 @@ from tests.closing import close
 from tests.cluster.next_release import write_next_release
 from tests.frames.transactions import Transactional, delivered, fetch
 from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
-from tests.postgres import Databases, short_directory
+from tests.postgres import EMPTY, Databases, short_directory
 from tests.steps.waiting import wait_for
 from tests.wire import WireClient
 
@@ -89,7 +89,7 @@ def next_release() -> Iterator[Path]:
 
 @pytest.fixture
 def unmigrated_url(postgres: Databases) -> Iterator[str]:
-    url = postgres.create(empty=True)
+    url = postgres.create(EMPTY)
     yield url
     postgres.drop(url)
 

@@ -11,7 +11,7 @@ from gateway.cli import main
 from tests.chaos.load import read_all
 from tests.clients.topics import create_topic
 from tests.gateway_process import GatewayFactory
-from tests.postgres import Databases
+from tests.postgres import EMPTY, Databases
 from tests.steps.command import output_of
 
 RECORDS = 200
@@ -46,7 +46,7 @@ def test_a_move_from_the_embedded_postgres_keeps_records_and_offsets(
     committed(old.bootstrap, topic, COMMITTED)
     expected = read_all(old.bootstrap, topic, 1)
     old.stop()
-    url = postgres.create(empty=True)
+    url = postgres.create(EMPTY)
     backup, records = str(tmp_path / "backup"), str(tmp_path / "records")
     try:
         output_of("backup", backup, "--data-dir", str(old.data_dir))

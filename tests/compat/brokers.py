@@ -12,7 +12,7 @@ from typing import Protocol
 from tests.compat.suites import ROOT
 from tests.gateway_process import GatewayProcess
 from tests.kafka.process import KafkaProcess, assemble
-from tests.postgres import databases, short_directory
+from tests.postgres import EMPTY, databases, short_directory
 
 GATEWAY_FOLDERS = ("gateway", "protocol", "storage")
 
@@ -137,7 +137,7 @@ class GatewayNodes:
             raise
 
     def _make(self) -> None:
-        url = self._stack.enter_context(databases()).create(empty=True)
+        url = self._stack.enter_context(databases()).create(EMPTY)
         for number in range(1, self._count + 1):
             settings = {**self._settings, **self._own(number)}
             directory = self._stack.enter_context(short_directory())

@@ -16,7 +16,7 @@ from tests.gateway_process import ROOT, GatewayFactory
 from tests.objects.conftest import StartGateway
 from tests.objects.records import moved, produce
 from tests.objects.s3_server import S3Server
-from tests.postgres import Databases
+from tests.postgres import EMPTY, Databases
 
 
 def sluice(s3: S3Server, url: str, database_url: str, *command: str) -> tuple[int, str]:
@@ -87,7 +87,7 @@ async def test_a_backup_of_a_bucket_is_restored_into_either(
     code, said = sluice(s3, url, database_url, "backup", str(backup))
     assert code == 0, said
     assert ", 0 of them copied" in said or ", 1 of them copied" in said, "only what is new"
-    other = postgres.create(empty=True)
+    other = postgres.create(EMPTY)
     place = f"{url}-{uuid.uuid4().hex[:6]}" if into == "bucket" else str(tmp_path / "log")
     code, said = sluice(s3, url, other, "restore", str(backup))
     assert code == 1

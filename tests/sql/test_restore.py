@@ -20,7 +20,7 @@ from tests.gateway_process import GatewayFactory
 from tests.objects.conftest import s3, url
 from tests.objects.records import moved
 from tests.objects.s3_server import S3Server
-from tests.postgres import Databases, LoopThread, short_directory
+from tests.postgres import EMPTY, Databases, LoopThread, short_directory
 from tests.sql.conftest import create_topic
 from tests.sql.offsets import COMMIT, fence
 from tests.sql.reading import read
@@ -233,7 +233,7 @@ async def test_a_backup_and_a_dump_without_writers_restore_tables_topics_and_off
     await order(sql, 50, 10)
     await sql.close()
     gateway.stop()
-    url = postgres.create(empty=True)
+    url = postgres.create(EMPTY)
     try:
         output_of("restore", str(backup), "--database-url", url, "--log-store", records)
         new = gateway_factory(

@@ -32,7 +32,7 @@ from storage.store import mark_history, open_store
 from storage.text import stored
 from storage.types import PartitionKey
 from storage.users import UserStore
-from tests.postgres import Databases
+from tests.postgres import EMPTY, Databases
 from tests.storage.batches import append, new_batch, read
 from tests.storage.conftest import MakeTopic
 from tests.storage.transactions import Producer as TransactionalProducer
@@ -119,7 +119,7 @@ async def test_a_backup_made_while_records_come_and_go_is_whole(
     assert first.segments
     assert second.segments
 
-    url = postgres.create(empty=True)
+    url = postgres.create(EMPTY)
     other = await Database.open(url, hot_connections=1, cold_connections=1)
     try:
         await restore(url, tmp_path / "restored", target)
@@ -234,7 +234,7 @@ async def test_a_segment_that_is_shorter_than_the_manifest_says_ends_a_restore(
     (source / "log").mkdir(parents=True)
     (source / "log" / f"{1:016x}.segment").write_bytes(b"short")
     (source / MANIFEST).write_text(f'{{"format": 1, "segments": {{"{1:016x}": {2**62}}}}}')
-    url = postgres.create(empty=True)
+    url = postgres.create(EMPTY)
     try:
         with pytest.raises(StorageError, match="has 5 bytes instead of"):
             await restore(url, tmp_path / "restored", source)
@@ -269,7 +269,7 @@ async def test_no_argument_list_contains_the_password(
 
     url, password = with_password(database_url)
     await back_up(url, None, tmp_path / "backup")
-    other = postgres.create(empty=True)
+    other = postgres.create(EMPTY)
     try:
         await restore(with_password(other)[0], None, tmp_path / "backup")
     finally:
@@ -372,7 +372,7 @@ async def test_a_dump_that_cannot_be_read_to_its_end_leaves_the_database_empty(
         program = recorded / "pg_restore"
         failing = f"{bin_directory() / 'pg_restore'} \"$@\"\necho 'end of file' >&2\nexit 1\n"
         program.write_text(f"#!/bin/sh\n{failing}")
-    url = postgres.create(empty=True)
+    url = postgres.create(EMPTY)
     connection = await asyncpg.connect(url)
     try:
         with pytest.raises(StorageError, match=r"pg_restore failed: .*end of file"):
@@ -388,7 +388,7 @@ async def test_a_restore_into_a_database_that_refuses_the_dump_gives_its_reason(
 ) -> None:
     target = tmp_path / "backup"
     await back_up(database_url, None, target)
-    url = postgres.create(empty=True)
+    url = postgres.create(EMPTY)
     name = url.rpartition("/")[2].partition("?")[0]
     connection = await asyncpg.connect(url)
     try:
@@ -406,7 +406,7 @@ async def test_a_restore_ends_delegation_tokens(
     await sql.execute("insert into delegation_token values ('t', 'd', 'o', 'o', '{}', 1, 2, 3, 4096, '{}', '{}', '{}')")
     await sql.execute("insert into scram_credential values ('bob', 1, 4096, 's', 'k', 'k')")
     await back_up(database_url, None, tmp_path / "backup")
-    url = postgres.create(empty=True)
+    url = postgres.create(EMPTY)
     try:
         await restore(url, None, tmp_path / "backup")
         connection = await asyncpg.connect(url)
@@ -425,7 +425,7 @@ async def test_restored_database_has_a_secret_of_its_own(
     """The nodes of a copy must not be taken for nodes of the original, for example because both have one
     configuration."""
     await back_up(database_url, None, tmp_path / "backup")
-    url = postgres.create(empty=True)
+    url = postgres.create(EMPTY)
     other = await Database.open(url, hot_connections=1, cold_connections=1)
     try:
         await restore(url, None, tmp_path / "backup")
@@ -447,7 +447,7 @@ async def test_a_restore_without_a_store_leaves_the_store_to_the_original(
     await append(log, new_batch(partition.partition_key, size_bytes=200))
     assert (await back_up(database_url, directory, tmp_path / "backup")).segments == 0
     await append(log, new_batch(partition.partition_key, size_bytes=60_000))
-    url = postgres.create(empty=True)
+    url = postgres.create(EMPTY)
     other = await Database.open(url, hot_connections=1, cold_connections=1)
     try:
         await restore(url, None, tmp_path / "backup")
@@ -473,7 +473,7 @@ async def test_a_restore_that_ends_behind_the_load_leaves_the_store_to_the_origi
     (partition,) = (await make_topic()).partitions
     await append(log, new_batch(partition.partition_key, size_bytes=60_000))
     await back_up(database_url, directory, tmp_path / "backup")
-    url = postgres.create(empty=True)
+    url = postgres.create(EMPTY)
     other = await Database.open(url, hot_connections=1, cold_connections=1)
     connections = iter([storage.backup.connect])
 

@@ -35,7 +35,7 @@ from tests.compat.upstream.secured import PASSWORD, USER, secured_gateway
 from tests.compat.upstream.toxiproxy import FIRST_PORT, toxiproxy
 from tests.gateway_process import GatewayProcess
 from tests.kafka.process import KafkaProcess
-from tests.postgres import databases, short_directory
+from tests.postgres import EMPTY, databases, short_directory
 
 FOLDER = Path(__file__).parent
 TOOLS = "kafka-tools"
@@ -283,7 +283,7 @@ def _sarama_settings(number: int) -> dict[str, str]:
 
 def _gateways(stack: contextlib.ExitStack) -> Iterator[BrokerProcess]:
     """Start gateways on one Postgres."""
-    url = stack.enter_context(databases()).create(empty=True)
+    url = stack.enter_context(databases()).create(EMPTY)
     for number in range(SARAMA_BROKERS):
         yield GatewayProcess(
             stack.enter_context(short_directory()),

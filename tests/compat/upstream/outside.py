@@ -26,13 +26,13 @@ from confluent_kafka.admin import AdminClient
 from gateway.config.broker_table import find_broker_config
 from gateway.config.definition import ConfigError
 from gateway.security.scram import DEFAULT_ITERATIONS, MECHANISMS, SALT_BYTES, credential, salted_password
-from storage.migrate import migrate
 from storage.pool import Database
 from storage.types import ScramCredential
 from storage.users import UserStore
 from tests.compat.brokers import APACHE_KAFKA, BrokerProcess
 from tests.gateway_process import GatewayProcess, free_ports
-from tests.postgres import Databases, databases, short_directory
+from tests.postgres import SERVED, Databases, databases, short_directory
+from tests.templates import make_templates
 
 DEFAULTS = {"group.initial.rebalance.delay.ms": "0"}
 LOWEST = {
@@ -112,7 +112,7 @@ class Gateways:
 
     def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> _Started:
         settings = {**DEFAULTS, **served(asked["settings"])}
-        url = self._server.create()
+        url = self._server.create(SERVED)
         stack.callback(self._server.drop, url)
         protocol = str(asked.get("protocol", ""))
         if protocol:
@@ -359,14 +359,6 @@ async def _know(url: str, users: list[ScramCredential]) -> None:
         await database.close()
 
 
-async def _migrated(url: str) -> None:
-    database = await Database.open(url)
-    try:
-        await migrate(database)
-    finally:
-        await database.close()
-
-
 @contextlib.contextmanager
 def door(
     nodes: Mapping[str, int],
@@ -382,7 +374,7 @@ def door(
             brokers = Brokers(Kafkas(), sharing)
         else:
             server = stack.enter_context(databases())
-            server.make_template(_migrated)
+            make_templates(server)
             brokers = Brokers(Gateways(server, nodes, from_0, roles), sharing)
         actions = {"/open": brokers.open, "/close": brokers.close, "/stop": brokers.stop, "/start": brokers.start}
 
