@@ -79,10 +79,12 @@ class HistoryStore:
             for remembered in found:
                 known = remembered.known
                 present = await connection.fetchrow(statement("present_history"), known.transactions)
-                if present is None or remembered.identity != witness["identity"] or known.history != present["history"]:
+                if present is None or remembered.identity != witness["identity"] or known.history < present["history"]:
                     continue
+                # A copy that is restored again does not know the history that began after its first restore.
                 if (
-                    witness["flushed_lsn"] < known.flushed_lsn
+                    known.history > present["history"]
+                    or witness["flushed_lsn"] < known.flushed_lsn
                     or present["catalog_revision"] < known.catalog_revision
                     or not present["has_all"]
                 ):

@@ -2,8 +2,8 @@
 
 The one idea: a database whose files were put back while no node ran looks like itself. So the evidence is kept where it
 is not put back too: how long the write-ahead log had been, which transactions were acknowledged last, and the catalog's
-revision. Each node has its own file, so nodes share nothing but the directory. A file about another history proves
-nothing.
+revision. Each node has its own file, so nodes share nothing but the directory. A file about another database or an
+earlier history proves nothing.
 
 An unreadable file is ignored, because nothing depends on this evidence.
 """

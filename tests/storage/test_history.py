@@ -389,6 +389,26 @@ async def test_a_database_restored_while_no_node_ran_is_another_history(
         await node.close()
 
 
+async def test_a_copy_restored_twice_begins_a_later_history_each_time(
+    restorable: RestorablePostgres, tmp_path: Path
+) -> None:
+    """The second time, the copy does not know the history that began after the first. Clients know its epochs."""
+    node = await Node.open(restorable.url)
+    key = await node.topic()
+    await node.close()
+    epochs: list[int] = []
+    for _ in range(3):
+        restorable.save()
+        node = await Node.open(restorable.url, tmp_path)
+        (appended,) = await node.log.append([new_batch(key)])
+        assert isinstance(appended, Appended)
+        epochs.append(appended.leader_epoch)
+        await node.history.remember(3)
+        await node.close()
+        restorable.put_back()
+    assert epochs == sorted(set(epochs)), "clients that have seen an epoch refuse an earlier one"
+
+
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", '{"identity": "x", "history": "y", "flushed_lsn": 0, "transactions": 3}']
 )
