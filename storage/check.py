@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from storage.byte_store import ByteStore
+from storage.byte_store import ByteStore, FoundObject
 from storage.chunk_reader import ChunkReader
 from storage.chunks import Chunk, DamagedChunkError, chunk_of
 from storage.errors import StorageError
@@ -60,12 +60,8 @@ async def check(
     report = CheckReport()
     reader = ChunkReader(store, cache_bytes=0)
     # List the files before reading the index. An object is registered before it is created, so a file that exists now
-    # and is not registered afterwards never was.
-    try:
-        found = await store.listed() if store is not None else []
-    except OSError as error:
-        assert store is not None
-        raise unusable(store.location, error) from error
+    # and is not registered afterwards never was, or has been removed in the meantime.
+    found = [] if store is None else await _listed(store)
     try:
         await _check_chunks(database, reader, report)
     finally:
@@ -82,6 +78,10 @@ async def check(
         rows = await database.cold.fetch(statement("known_objects"), [each.object_id for each in found])
         known = {row["object_id"] for row in rows}
         unknown = [each.object_id for each in found if each.object_id not in known]
+        if unknown:
+            # A node removes a file before its row, so a file that still exists had no row.
+            remaining = {each.object_id for each in await _listed(store)}
+            unknown = [object_id for object_id in unknown if object_id in remaining]
         if repair and unknown:
             await _require_owner(database, store)
             await _remove(store, unknown)
@@ -89,6 +89,13 @@ async def check(
         else:
             report.wrong += [f"{store.name(object_id)}: the index does not know this file" for object_id in unknown]
     return report
+
+
+async def _listed(store: ByteStore) -> list[FoundObject]:
+    try:
+        return await store.listed()
+    except OSError as error:
+        raise unusable(store.location, error) from error
 
 
 async def _check_chunks(database: Database, reader: ChunkReader, report: CheckReport) -> None:
@@ -133,8 +140,12 @@ async def _check_bytes(database: Database, reader: ChunkReader, chunks: Sequence
     for chunk, result in zip(chunks, await reader.batches_uncached(chunks), strict=True):
         if isinstance(result, DamagedChunkError):
             # The chunk may have been moved or removed since its row was read.
-            row = await database.cold.fetch_row(statement("chunk_place"), chunk.partition_key, chunk.base_offset)
-            if row is None or (row["object_id"], row["position"]) != (chunk.object_id, chunk.position):
+            rows = await database.cold.fetch(
+                statement("chunks_between"), chunk.partition_key, chunk.base_offset, chunk.last_offset
+            )
+            present = [chunk_of(row) for row in rows]
+            if all((each.object_id, each.position) != (chunk.object_id, chunk.position) for each in present):
+                await _check_bytes(database, reader, present, report)
                 continue
             place = "inline" if chunk.object_id is None else f"object {chunk.object_id:016x} at {chunk.position}"
             offsets = f"offsets {chunk.base_offset} to {chunk.last_offset}"

@@ -9,10 +9,6 @@ from (
 ) c
 order by c.partition_key, c.base_offset;
 
--- name: chunk_place
--- The present place of a chunk; no row if the chunk is gone.
-select object_id, position from chunk where partition_key = $1 and base_offset = $2;
-
 -- name: partitions_to_check
 -- Partitions whose stored size or end differs from what their chunks add up to, in one snapshot.
 select p.partition_key, p.size_bytes, p.next_offset, held.chunk_bytes, held.chunk_end

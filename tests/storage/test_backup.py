@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 import storage.backup
 from storage import retention
 from storage.backup import MANIFEST, back_up, for_server, read_manifest, restore
+from storage.byte_store import FoundObject, Range, T
 from storage.check import check
 from storage.database_url import parse_database_url
 from storage.errors import StorageError
@@ -521,6 +522,58 @@ async def test_a_check_names_faults_and_repairs_only_unknown_files(
     ]
     assert report.removed_files == 1
     assert len(directory.found()) == 1, "what is damaged is left to people"
+
+
+@pytest.mark.parametrize("repair", [False, True])
+async def test_a_check_blames_no_file_that_a_node_removes_in_the_meantime(
+    database: Database, log: LogStore, directory: SegmentDirectory, make_topic: MakeTopic, *, repair: bool
+) -> None:
+    """A check of a large log takes long, and a node removes segments every half minute."""
+
+    class Swept(SegmentDirectory):
+        async def listed(self) -> list[FoundObject]:
+            found = await super().listed()
+            await roller.sweep(grace_ms=0)
+            return found
+
+    (partition,) = (await make_topic()).partitions
+    for _ in range(3):
+        await append(log, new_batch(partition.partition_key, size_bytes=400_000))
+    await log.close()
+    await log.delete_records(partition.partition_key, 2)
+    await retention.apply(database, [retention.RetentionPolicy(partition.partition_key, -1)])
+    roller = Roller(database, log, directory)
+    assert len(directory.found()) == 3
+    report = await check(database, Swept(directory.directory), repair=repair)
+    assert (report.wrong, report.removed_files) == ([], 0)
+    assert len(directory.found()) == 1
+    await roller.close()
+
+
+async def test_a_check_reads_a_chunk_at_its_new_place_if_it_has_moved(
+    database: Database, log: LogStore, directory: SegmentDirectory, make_topic: MakeTopic, sql: asyncpg.Connection
+) -> None:
+    class Moving(SegmentDirectory):
+        """A store in which a node moves a chunk before it is read. The new place is damaged."""
+
+        async def load(self, object_id: int, ranges: Sequence[Range], look: Callable[[list[bytearray]], T]) -> T:
+            if object_id == segment.object_id:
+                self.path(object_id).rename(self.path(2**40))
+                await sql.execute("update chunk set object_id = $1", 2**40)
+            return await super().load(object_id, ranges, look)
+
+    (partition,) = (await make_topic()).partitions
+    await append(log, new_batch(partition.partition_key, size_bytes=300_000))
+    await log.close()
+    (segment,) = directory.found()
+    with directory.path(segment.object_id).open("r+b") as file:
+        file.seek(1_000)
+        file.write(b"damaged")
+    report = await check(database, Moving(directory.directory))
+    assert report.chunks == 0
+    assert [wrong.partition(":")[0] for wrong in report.wrong] == [
+        f"partition {partition.partition_key}, offsets 0 to 0, object {2**40:016x} at 0"
+    ]
 
 
 async def test_a_check_names_leftovers_of_transactions(
