@@ -20,7 +20,7 @@ from typing import NamedTuple
 from storage.chunks import CHUNK_BYTES, Chunk, DamagedChunkError
 from storage.errors import StorageConflict, StorageError
 from storage.log import LogStore
-from storage.pool import Database, Row
+from storage.pool import Connection, Database, Row
 from storage.queries import statement
 from storage.turns import in_turns
 from storage.types import PartitionKey, StoredBatch
@@ -182,14 +182,22 @@ class CompactionStore:
         began."""
         for _ in range(_ATTEMPTS):
             clean_bytes, oldest = await self._clean_bytes(run)
-            outcome = await self._pool.fetch_value(
-                statement("finish_compaction"), run.partition_key, run.revision, run.end_offset, clean_bytes, oldest
-            )
+            outcome = await self._end(run, clean_bytes, oldest)
             if outcome is None:
                 raise StorageConflict(f"compaction of partition {run.partition_key} was overtaken")
             if outcome == "finished":
                 return
         raise StorageConflict(f"the log of partition {run.partition_key} kept moving")
+
+    async def _end(self, run: CompactionRun, clean_bytes: int, oldest: int | None) -> str | None:
+        async def end(connection: Connection) -> str | None:
+            # Retention removes chunks under this lock. The next statement begins later, so it sees the removal.
+            await connection.execute(statement("lock_compaction"), run.partition_key)
+            return await connection.fetchval(
+                statement("finish_compaction"), run.partition_key, run.revision, run.end_offset, clean_bytes, oldest
+            )
+
+        return await self._pool.transact(end)
 
     async def _clean_bytes(self, run: CompactionRun) -> tuple[int, int | None]:
         """Return the bytes below the run's end, counted in bounded steps, and the oldest chunk's base offset. Only

@@ -95,6 +95,10 @@ from (
     limit $4
 ) counted;
 
+-- name: lock_compaction
+-- Wait until no other transaction removes or replaces chunks of the partition.
+select from compaction_state where partition_key = $1 for update;
+
 -- name: finish_compaction
 -- Store the offset up to which the log is clean, and the bytes below it. Return no row if another run has begun. Return
 -- 'moved' if the oldest chunk below $3 is not $5 any more, because the bytes are then wrong.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import asyncpg
@@ -13,9 +14,10 @@ from storage.compaction import AbortedSpan, CompactionPolicy, CompactionStore, D
 from storage.errors import StorageConflict, StorageError
 from storage.log import LogStore
 from storage.mover import Mover
-from storage.pool import Database
+from storage.pool import SESSION_SETTINGS, Database
 from storage.topics import TopicStore
 from storage.types import PartitionKey, StoredBatch
+from tests.steps.waiting import until_blocked
 from tests.storage.batches import append, append_each, batch_bytes, new_batch, offsets, read
 from tests.storage.conftest import MakeTopic
 from tests.storage.transactions import Producer, plain_batch
@@ -279,6 +281,27 @@ async def test_the_dirty_ratio_stays_correct_after_retention_of_cleaned_batches(
     await compaction.finish(run)
     await log.delete_records(ten, 16)
     await retention.apply(database, [retention.RetentionPolicy(ten, -1)])
+    await append(log, new_batch(ten))
+    assert await dirty_range(compaction, ten) == DirtyRange(ten, 16, 18, 20, 100, 200)
+
+
+async def test_the_dirty_ratio_stays_correct_if_retention_removes_cleaned_batches_while_a_run_finishes(
+    compaction: CompactionStore, log: LogStore, ten: PartitionKey, database_url: str, sql: asyncpg.Connection
+) -> None:
+    dirty = await dirty_range(compaction, ten)
+    assert dirty is not None
+    run = await compaction.begin(dirty)
+    await log.delete_records(ten, 16)
+    removing = await asyncpg.connect(database_url, server_settings=dict(SESSION_SETTINGS))
+    try:
+        await removing.execute("begin")
+        await removing.execute("select delete_below_log_start($1, 1000)", ten)
+        finishing = asyncio.create_task(compaction.finish(run))
+        await until_blocked(sql, 1)
+        await removing.execute("commit")
+        await finishing
+    finally:
+        await removing.close()
     await append(log, new_batch(ten))
     assert await dirty_range(compaction, ten) == DirtyRange(ten, 16, 18, 20, 100, 200)
 
