@@ -153,6 +153,10 @@ class DeletionStore:
                     "delete_producer_states", key, self._steps.producers
                 ):
                     return False
+                if partition["has_aborted"] and not await turn.remove_all(
+                    "delete_aborted_transactions", key, self._steps.producers
+                ):
+                    return False
             if not await turn.value("delete_partitions", [row["partition_key"] for row in partitions]):
                 raise StorageConflict("rows are still being written to partitions of the topic")
         return False

@@ -65,13 +65,12 @@ class _Removed:
 
     async def run(self, database: Database, query: str, key: PartitionKey) -> bool:
         """Run one bounded statement. Return True if there may be more to remove."""
-        limit = self.room
-        row = await database.cold.fetch_row(query, key, limit)
+        row = await database.cold.fetch_row(query, key, self.room)
         assert row is not None
         self.chunks += row["chunk_count"]
         self.batches += row["batch_count"]
         self.size_bytes += row["size_bytes"]
-        return row["chunk_count"] == limit
+        return row["has_more"]
 
 
 async def apply(database: Database, policies: Sequence[RetentionPolicy], *, max_chunks: int = 200_000) -> RetentionPass:

@@ -43,12 +43,12 @@ begin
             and p.deleted
             and not exists (select from chunk c where c.partition_key = p.partition_key)
             and not exists (select from producer_state s where s.partition_key = p.partition_key)
+            and not exists (select from aborted_transaction a where a.partition_key = p.partition_key)
         order by p.partition_key
         for update
     ) doomed;
     delete from compaction_state s where s.partition_key = any (empty);
     delete from open_transaction o where o.partition_key = any (empty);
-    delete from aborted_transaction a where a.partition_key = any (empty);
     delete from partition p where p.partition_key = any (empty);
     get diagnostics removed = row_count;
     return removed;

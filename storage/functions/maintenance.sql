@@ -300,14 +300,22 @@ end
 $$;
 
 create function delete_below_log_start(
-    p_partition_key bigint, p_limit integer, out chunk_count bigint, out batch_count bigint, out size_bytes bigint
+    p_partition_key bigint,
+    p_limit         integer,
+    out chunk_count bigint,
+    out batch_count bigint,
+    out size_bytes  bigint,
+    out has_more    boolean -- a bound was reached
 )
 language plpgsql volatile
 as $$
--- Remove whole chunks below the log start, oldest first, at most p_limit. The delete names an offset and uses no join.
--- If the planner assumed that the partition is small, it could reverse such a join, and would search the rows to delete
--- again for each row of the partition.
+-- Remove whole chunks below the log start, oldest first, at most p_limit. Aborted transactions are forgotten before, so
+-- that chunks show what is left to do. The delete names an offset and uses no join. If the planner assumed that the
+-- partition is small, it could reverse such a join, and would search the rows to delete again for each row of the
+-- partition.
 declare
+    aborted_limit    constant integer := 1000;
+    aborted_count    integer;
     first_dirty      bigint;
     log_start        bigint;
     last_base        bigint;
@@ -316,13 +324,26 @@ begin
     select s.first_dirty_offset into first_dirty
     from compaction_state s where s.partition_key = p_partition_key for update;
     select p.log_start_offset into log_start from partition p where p.partition_key = p_partition_key;
+    delete from aborted_transaction a
+    where a.partition_key = p_partition_key and a.last_offset <= (
+        select max(oldest.last_offset)
+        from (
+            select b.last_offset
+            from aborted_transaction b
+            where b.partition_key = p_partition_key and b.last_offset < log_start
+            order by b.last_offset
+            limit aborted_limit
+        ) oldest
+    );
+    get diagnostics aborted_count = row_count;
+    has_more := aborted_count = aborted_limit;
     select max(oldest.base_offset) into last_base
     from (
         select c.base_offset, c.last_offset
         from chunk c
         where c.partition_key = p_partition_key and c.base_offset < log_start
         order by c.base_offset
-        limit p_limit
+        limit case when has_more then 0 else p_limit end
     ) oldest
     where oldest.last_offset < log_start;
     with removed as (
@@ -344,7 +365,7 @@ begin
         update partition p set size_bytes = p.size_bytes - delete_below_log_start.size_bytes
         where p.partition_key = p_partition_key;
     end if;
-    delete from aborted_transaction a where a.partition_key = p_partition_key and a.last_offset < log_start;
+    has_more := has_more or chunk_count = p_limit;
 end
 $$;
 

@@ -32,7 +32,8 @@ select fence_partitions($1, $2, $3);
 select
     p.partition_key,
     exists (select from chunk c where c.partition_key = p.partition_key) as has_chunks,
-    exists (select from producer_state s where s.partition_key = p.partition_key) as has_producers
+    exists (select from producer_state s where s.partition_key = p.partition_key) as has_producers,
+    exists (select from aborted_transaction a where a.partition_key = p.partition_key) as has_aborted
 from partition p
 where p.topic_id = $1
 order by p.partition_index
@@ -53,6 +54,19 @@ with removed as (
             from (select producer_id from producer_state where partition_key = $1 order by producer_id limit $2) lowest
         )
     returning producer_id
+)
+select count(*) from removed;
+
+-- name: delete_aborted_transactions
+-- Delete aborted transactions of a deleted partition, at most $2; return how many.
+with removed as (
+    delete from aborted_transaction
+    where partition_key = $1
+        and last_offset <= (
+            select max(last_offset)
+            from (select last_offset from aborted_transaction where partition_key = $1 order by last_offset limit $2) oldest
+        )
+    returning last_offset
 )
 select count(*) from removed;
 

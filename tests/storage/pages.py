@@ -22,6 +22,9 @@ insert into inline_records (slot, position, partition_key, base_offset, records)
 select 0, position, $1, base_offset, $3 from added
 """
 
+ABORTED = "insert into aborted_transaction select $1, i, 1, 0, i + 1 from generate_series(0, $2::integer - 1) i"
+"""Inserts a partition's aborted transactions: their markers lie at the first offsets."""
+
 
 async def fill(sql: asyncpg.Connection, key: PartitionKey, depth: int) -> None:
     """Insert `depth` batches of two records and 100 bytes each. Their times are a millisecond apart, from 1000 on."""

@@ -19,9 +19,12 @@ from storage.topics import TopicStore
 from storage.types import CoordinatorLease, LeaseKind, OffsetCommit, Refusal, Topic
 from tests.storage.batches import append, append_each, new_batch, offsets, read
 from tests.storage.conftest import LATER_REVISION, MakeTopic
-from tests.storage.pages import fill_unknown, pages_touched
+from tests.storage.pages import ABORTED, fill_unknown, pages_touched
 
-TABLES = ("topic", "partition", "chunk", "producer_state", "compaction_state", "committed_offset")
+TABLES = (
+    *("topic", "partition", "chunk", "producer_state", "compaction_state", "committed_offset"),
+    *("open_transaction", "aborted_transaction"),
+)
 GROUP = (
     "insert into consumer_group (group_id, shard, group_type, state, state_timestamp_ms, generation_id, document) "
     "values ('g', 0, 'classic', 'Empty', 0, 0, '{}')"
@@ -104,6 +107,8 @@ async def test_every_row_of_a_deleted_topic_is_removed_and_no_other(
             await append_each(log, *(new_batch(partition.partition_key, producer=(1, 0, i)) for i in range(5)))
             await sql.execute("insert into compaction_state (partition_key) values ($1)", partition.partition_key)
             await sql.execute(COMMIT, topic.topic_id, partition.partition_index)
+            await sql.execute("insert into open_transaction values ($1, 1, 0, 0)", partition.partition_key)
+            await sql.execute(ABORTED, partition.partition_key, 3)
     await topics.delete(gone.topic_id)
     assert [(each.name, each.failures) for each in await deletions.due(10)] == [("gone", 0)]
     (pending,) = await deletions.pending(10)
@@ -120,6 +125,8 @@ async def test_every_row_of_a_deleted_topic_is_removed_and_no_other(
         "producer_state": 2,
         "compaction_state": 2,
         "committed_offset": 2,
+        "open_transaction": 2,
+        "aborted_transaction": 6,
     }
     assert offsets((await read(log, kept_topic.partitions[0].partition_key)).batches) == [(i, i) for i in range(5)]
     assert await deletions.due(10) == await deletions.pending(10) == []
@@ -249,6 +256,19 @@ async def test_a_step_costs_the_same_in_a_deep_partition_unknown_to_the_statisti
     assert await pages_touched(sql, statement("delete_chunks"), new, 100) < 1_000
     assert await pages_touched(sql, statement("deleted_partitions"), topic.topic_id, 100) < 150
     assert await pages_touched(sql, statement("chunk_sizes"), new, 0, 2**60, 100) < 20
+
+
+async def test_many_aborted_transactions_are_removed_in_bounded_steps(
+    database: Database, topics: TopicStore, make_topic: MakeTopic, sql: asyncpg.Connection
+) -> None:
+    topic = await make_topic()
+    (key,) = (partition.partition_key for partition in topic.partitions)
+    await sql.execute(ABORTED, key, 5_000)
+    await topics.delete(topic.topic_id)
+    await sql.execute("update partition set deleted = true")
+    assert await pages_touched(sql, statement("delete_partitions"), [key]) < 1_000
+    assert await delete(DeletionStore(database, Steps(statements=4, producers=1_000)), topic) > 1
+    assert await rows(sql) == dict.fromkeys(TABLES, 0)
 
 
 async def test_a_steps_cost_follows_the_producers_offsets_and_partitions_that_it_removes(

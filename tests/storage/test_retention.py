@@ -16,7 +16,7 @@ from storage.types import PartitionKey, ReadRequest, ReadResult, Refusal
 from tests.steps.waiting import until_blocked
 from tests.storage.batches import append, append_each, new_batch, offsets, read
 from tests.storage.conftest import MakeTopic
-from tests.storage.pages import fill_unknown, pages_touched
+from tests.storage.pages import ABORTED, fill_unknown, pages_touched
 from tests.storage.transactions import Producer, plain_batch, read_committed
 
 MINUTE_MS = 60_000
@@ -259,6 +259,20 @@ async def test_a_long_log_forgets_no_aborted_transaction_before_its_time(
     outcome = await retention.apply(database, [RetentionPolicy(key, -1)], max_chunks=2)
     assert not outcome.complete
     assert await aborted_rows(sql, key) == [(6, 7), (8, 9)], "none is of use to a reader from the log start on"
+
+
+async def test_many_aborted_transactions_are_forgotten_in_bounded_steps(
+    database: Database, log: LogStore, key: PartitionKey, sql: asyncpg.Connection
+) -> None:
+    """One statement for some million of them would reach its time limit, again and again."""
+    await append(log, new_batch(key, records=5_000))
+    await sql.execute(ABORTED, key, 5_000)
+    await log.delete_records(key, 4_500)
+    assert await pages_touched(sql, statement("delete_below_log_start"), key, 100) < 3_000
+    await log.delete_records(key, -1)
+    await retention.apply(database, [RetentionPolicy(key, -1)], max_chunks=1)
+    assert await aborted_rows(sql, key) == []
+    assert await kept(database, log, key, retention_ms=-1) == []
 
 
 async def test_the_last_stable_offset_is_never_below_the_log_start(
