@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,8 @@ LOOKERS = 4
 PART_BYTES = 8 * 1024 * 1024
 """Size of one part of a multipart upload. A smaller object is sent in one request."""
 PARTS_AT_ONCE = 4
+REMOVALS_AT_ONCE = 10
+"""Number of concurrent requests of one removal. A caller gives up after seconds, and begins again with the first."""
 
 READ_DEADLINE_S = 10.0
 """Deadline for reading one range, including retries. It is shorter than any client waits for a Fetch."""
@@ -125,11 +127,13 @@ class ObjectStore:
                     await obstore.delete_async(self._bucket, [_name(object_id) for object_id in object_ids])
                     return
                 # Stores other than S3 refuse to remove what does not exist.
-                for object_id in object_ids:
-                    try:
-                        await obstore.delete_async(self._bucket, _name(object_id))
-                    except FileNotFoundError:
-                        continue
+                turns = asyncio.Semaphore(REMOVALS_AT_ONCE)
+                await asyncio.gather(*(self._remove(object_id, turns) for object_id in object_ids))
+
+    async def _remove(self, object_id: int, turns: asyncio.Semaphore) -> None:
+        async with turns:
+            with suppress(FileNotFoundError):
+                await obstore.delete_async(self._bucket, _name(object_id))
 
     async def listed(self) -> list[FoundObject]:
         found: list[FoundObject] = []

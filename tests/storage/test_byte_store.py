@@ -6,7 +6,9 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import obstore
 import pytest
 from obstore.store import LocalStore, MemoryStore
 
@@ -14,6 +16,7 @@ from storage import object_store
 from storage.byte_store import ByteStore
 from storage.object_store import ObjectStore
 from storage.segments import SegmentDirectory
+from tests.storage.batches import DEADLINE_S
 
 
 @pytest.fixture(params=["directory", "memory", "files"])
@@ -72,6 +75,28 @@ async def test_an_object_can_be_removed_twice(store: ByteStore) -> None:
     store.forget(1)
     with pytest.raises(FileNotFoundError):
         await load(store, 1, (0, 1))
+
+
+async def test_objects_of_a_store_without_bulk_removal_are_removed_concurrently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The roller waits ten seconds for a hundred objects, and then begins again with the first of them. One after the
+    other they take longer if a request takes a tenth of a second."""
+    store = ObjectStore("gs://bucket", LocalStore(tmp_path))
+    for object_id in range(100):
+        await store.put(object_id, [b"x"])
+    at_work = asyncio.Barrier(10)
+    delete = obstore.delete_async
+
+    async def delete_together(*arguments: Any) -> None:
+        await at_work.wait()
+        await delete(*arguments)
+
+    monkeypatch.setattr(obstore, "delete_async", delete_together)
+    async with asyncio.timeout(DEADLINE_S):
+        await store.remove(range(100))
+    assert await store.listed() == []
+    store.close()
 
 
 async def test_only_objects_are_listed(store: ByteStore) -> None:
