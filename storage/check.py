@@ -19,8 +19,8 @@ from storage.roller import REMOVED_AT_ONCE
 from storage.store import unusable, why_nothing_may_go
 from storage.text import loaded_or_none
 
-PIECE_BYTES = 16 * 1024 * 1024
 CHUNKS_PER_STATEMENT = 1_000
+BYTES_PER_STATEMENT = 16 * 1024 * 1024
 
 _MISTAKES = {
     "not_under_way": "partition {partition_key}: producer {producer_id} is in a transaction that is not under way",
@@ -101,8 +101,9 @@ async def _listed(store: ByteStore) -> list[FoundObject]:
 async def _check_chunks(database: Database, reader: ChunkReader, report: CheckReport) -> None:
     key, offset = 0, -1
     previous: Chunk | None = None
-    while True:
-        rows = await database.cold.fetch(statement("chunks_to_check"), key, offset, CHUNKS_PER_STATEMENT)
+    while rows := await database.cold.fetch(
+        statement("chunks_to_check"), key, offset, CHUNKS_PER_STATEMENT, BYTES_PER_STATEMENT
+    ):
         chunks = [chunk_of(row) for row in rows]
         for chunk in chunks:
             if (
@@ -112,10 +113,7 @@ async def _check_chunks(database: Database, reader: ChunkReader, report: CheckRe
             ):
                 report.wrong.append(f"partition {chunk.partition_key}: chunks overlap at offset {chunk.base_offset}")
             previous = chunk
-        for piece in _pieces(chunks):
-            await _check_bytes(database, reader, piece, report)
-        if len(rows) < CHUNKS_PER_STATEMENT:
-            break
+        await _check_bytes(database, reader, chunks, report)
         key, offset = chunks[-1].partition_key, chunks[-1].base_offset
 
 
@@ -154,15 +152,3 @@ async def _check_bytes(database: Database, reader: ChunkReader, chunks: Sequence
             report.chunks += 1
             report.batches += len(result)
             report.size_bytes += chunk.size_bytes
-
-
-def _pieces(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
-    pieces: list[list[Chunk]] = []
-    size_bytes = PIECE_BYTES
-    for chunk in chunks:
-        if size_bytes + chunk.size_bytes > PIECE_BYTES:
-            pieces.append([])
-            size_bytes = 0
-        pieces[-1].append(chunk)
-        size_bytes += chunk.size_bytes
-    return pieces

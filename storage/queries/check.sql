@@ -1,12 +1,16 @@
 -- name: chunks_to_check
--- The next $3 chunks behind ($1, $2) with their inline bytes.
+-- The next chunks behind ($1, $2) with their inline bytes: at most $3, up to the one that reaches $4 bytes.
 select
     c.partition_key, c.base_offset, c.last_offset, c.object_id, c.position, c.size_bytes, c.batch_count, c.leader_epoch,
     c.final_heads,
     (select i.records from inline_records i where i.slot = c.inline_slot and i.position = c.position) as records
 from (
-    select * from chunk where (partition_key, base_offset) > ($1, $2) order by partition_key, base_offset limit $3
+    select n.*, sum(n.size_bytes) over (order by n.partition_key, n.base_offset) - n.size_bytes as bytes_before
+    from (
+        select * from chunk where (partition_key, base_offset) > ($1, $2) order by partition_key, base_offset limit $3
+    ) n
 ) c
+where c.bytes_before < $4
 order by c.partition_key, c.base_offset;
 
 -- name: partitions_to_check

@@ -20,13 +20,14 @@ import storage.backup
 from storage import retention
 from storage.backup import MANIFEST, back_up, for_server, read_manifest, restore
 from storage.byte_store import FoundObject, Range, T
-from storage.check import check
+from storage.check import BYTES_PER_STATEMENT, check
 from storage.database_url import parse_database_url
 from storage.errors import StorageError
 from storage.log import LogStore
 from storage.migrate import migrate
-from storage.pool import Database
+from storage.pool import Database, Pool, Row
 from storage.postgres_programs import bin_directory
+from storage.queries import statement
 from storage.roller import Roller
 from storage.segments import SegmentDirectory
 from storage.store import mark_history, open_store
@@ -548,6 +549,29 @@ async def test_a_check_blames_no_file_that_a_node_removes_in_the_meantime(
     assert (report.wrong, report.removed_files) == ([], 0)
     assert len(directory.found()) == 1
     await roller.close()
+
+
+async def test_a_check_reads_few_inline_bytes_at_a_time(
+    database: Database, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand chunks of 1 MiB are more than the memory of many a machine."""
+    log = LogStore(database)
+    (partition,) = (await make_topic()).partitions
+    await append(log, *(new_batch(partition.partition_key, size_bytes=2**20) for _ in range(24)))
+    await log.close()
+    fetched: list[int] = []
+    fetch = Pool.fetch
+
+    async def measured(pool: Pool, query: str, *arguments: object) -> Sequence[Row]:
+        rows = await fetch(pool, query, *arguments)
+        if query == statement("chunks_to_check"):
+            fetched.append(sum(len(row["records"] or b"") for row in rows))
+        return rows
+
+    monkeypatch.setattr(Pool, "fetch", measured)
+    report = await check(database, None)
+    assert (report.wrong, report.chunks) == ([], 24)
+    assert max(fetched) <= BYTES_PER_STATEMENT + 2**20
 
 
 async def test_a_check_reads_a_chunk_at_its_new_place_if_it_has_moved(
