@@ -100,19 +100,15 @@ async def _listed(store: ByteStore) -> list[FoundObject]:
 
 async def _check_chunks(database: Database, reader: ChunkReader, report: CheckReport) -> None:
     key, offset = 0, -1
-    previous: Chunk | None = None
     while rows := await database.cold.fetch(
         statement("chunks_to_check"), key, offset, CHUNKS_PER_STATEMENT, BYTES_PER_STATEMENT
     ):
+        report.wrong += [
+            f"partition {row['partition_key']}: chunks overlap at offset {row['base_offset']}"
+            for row in rows
+            if row["overlaps"]
+        ]
         chunks = [chunk_of(row) for row in rows]
-        for chunk in chunks:
-            if (
-                previous is not None
-                and previous.partition_key == chunk.partition_key
-                and chunk.base_offset <= previous.last_offset
-            ):
-                report.wrong.append(f"partition {chunk.partition_key}: chunks overlap at offset {chunk.base_offset}")
-            previous = chunk
         await _check_bytes(database, reader, chunks, report)
         key, offset = chunks[-1].partition_key, chunks[-1].base_offset
 

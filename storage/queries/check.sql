@@ -1,9 +1,17 @@
 -- name: chunks_to_check
--- The next chunks behind ($1, $2) with their inline bytes: at most $3, up to the one that reaches $4 bytes.
+-- The next chunks behind ($1, $2) with their inline bytes: at most $3, up to the one that reaches $4 bytes. `overlaps`:
+-- the chunk before it reaches it.
 select
     c.partition_key, c.base_offset, c.last_offset, c.object_id, c.position, c.size_bytes, c.batch_count, c.leader_epoch,
     c.final_heads,
-    (select i.records from inline_records i where i.slot = c.inline_slot and i.position = c.position) as records
+    (select i.records from inline_records i where i.slot = c.inline_slot and i.position = c.position) as records,
+    coalesce(
+        (
+            select b.last_offset from chunk b
+            where b.partition_key = c.partition_key and b.base_offset < c.base_offset
+            order by b.base_offset desc
+            limit 1
+        ) >= c.base_offset, false) as overlaps
 from (
     select n.*, sum(n.size_bytes) over (order by n.partition_key, n.base_offset) - n.size_bytes as bytes_before
     from (

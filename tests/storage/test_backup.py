@@ -21,6 +21,7 @@ from storage import retention
 from storage.backup import MANIFEST, back_up, for_server, read_manifest, restore
 from storage.byte_store import FoundObject, Range, T
 from storage.check import BYTES_PER_STATEMENT, check
+from storage.compaction import CompactionPolicy, CompactionStore
 from storage.database_url import parse_database_url
 from storage.errors import StorageError
 from storage.log import LogStore
@@ -32,10 +33,10 @@ from storage.roller import Roller
 from storage.segments import SegmentDirectory
 from storage.store import mark_history, open_store
 from storage.text import stored
-from storage.types import PartitionKey
+from storage.types import PartitionKey, StoredBatch
 from storage.users import UserStore
 from tests.postgres import EMPTY, Databases
-from tests.storage.batches import append, new_batch, read
+from tests.storage.batches import append, batch_bytes, new_batch, read
 from tests.storage.conftest import MakeTopic
 from tests.storage.transactions import Producer as TransactionalProducer
 
@@ -572,6 +573,39 @@ async def test_a_check_reads_few_inline_bytes_at_a_time(
     report = await check(database, None)
     assert (report.wrong, report.chunks) == ([], 24)
     assert max(fetched) <= BYTES_PER_STATEMENT + 2**20
+
+
+async def test_a_check_takes_no_chunk_of_a_compaction_beside_it_for_an_overlap(
+    database: Database, make_topic: MakeTopic, sql: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LogStore(database)
+    key = (await make_topic()).partitions[0].partition_key
+    for _ in range(17):
+        await append(log, new_batch(key, size_bytes=2**20, records=10))
+    compaction = CompactionStore(database, log)
+    (dirty,) = await compaction.dirty_ranges([CompactionPolicy(key)])
+    fetch = Pool.fetch
+    last_bases: list[int] = []
+
+    async def overtaken(pool: Pool, query: str, *arguments: object) -> Sequence[Row]:
+        rows = await fetch(pool, query, *arguments)
+        if query == statement("chunks_to_check") and not last_bases:
+            last_bases.append(rows[-1]["base_offset"])
+            # The last chunk of the first answer becomes two.
+            first, middle = rows[-1]["base_offset"], rows[-1]["base_offset"] + 5
+            halves = [
+                StoredBatch(base, base + 4, 1000, bytes(batch_bytes(600_000, 5, 1000, base_offset=base)))
+                for base in (first, middle)
+            ]
+            await compaction.replace(await compaction.begin(dirty), [first], halves)
+        return rows
+
+    monkeypatch.setattr(Pool, "fetch", overtaken)
+    assert (await check(database, None)).wrong == []
+    assert last_bases == [150]
+    await sql.execute("update chunk set last_offset = 10 where base_offset = 0")
+    assert f"partition {key}: chunks overlap at offset 10" in (await check(database, None)).wrong
+    await log.close()
 
 
 async def test_a_check_reads_a_chunk_at_its_new_place_if_it_has_moved(
