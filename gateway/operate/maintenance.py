@@ -401,7 +401,8 @@ class Compaction:
         """For each compacted topic, the time of its next check."""
 
     async def run(self) -> None:
-        """Run one pass: clean the dirtiest partitions of the topics that are due."""
+        """Run one pass: clean the dirtiest partitions of the topics that are due. Raise the error of a partition that
+        cannot be cleaned after the others have been."""
         topics = await self.due_topics()
         if not topics:
             return
@@ -425,11 +426,18 @@ class Compaction:
             if dirty.partition_key not in found and dirty.dirty_bytes >= SEGMENT_BYTES
         ]
         compaction_logger.debug("compaction looked", topics=len(topics), dirty_partitions=len(ranges))
+        problem: Exception | None = None
         for dirty in ranges:
             try:
                 await self._clean(dirty, configs[dirty.partition_key])
             except StorageConflict as error:
                 compaction_logger.info("compaction overtaken", partition_key=dirty.partition_key, reason=str(error))
+            except Exception as error:  # noqa: BLE001 - raised below
+                # The next pass begins with this partition again, and would leave the others out again.
+                compaction_logger.warning("compaction failed", partition_key=dirty.partition_key, reason=str(error))
+                problem = error
+        if problem is not None:
+            raise problem
 
     async def due_topics(self) -> list[tuple[Topic, TopicConfig]]:
         """Return the compacted topics to check in this pass: each after log.cleaner.backoff.ms, or its segment.ms if

@@ -26,6 +26,7 @@ from protocol.errors import ErrorCode
 from storage.chunks import Chunk
 from storage.compaction import CompactionRun, CompactionStore, DirtyRange
 from storage.deletion import DeletionStore
+from storage.errors import StorageError
 from storage.groups import GroupStore
 from storage.mover import Mover
 from storage.nodes import NodeStore
@@ -256,6 +257,25 @@ async def test_compaction_of_a_log_that_begins_within_a_batch(node: DataPlane) -
     await compact(node)
     kept = [record for record in await content(node, topic) if record[0] >= 3]
     assert kept == [(3, b"3", b"1"), (6, b"4", b"3"), (7, b"end", b"1")]
+
+
+async def test_compaction_of_a_partition_that_fails_delays_no_other(node: DataPlane) -> None:
+    failing, other = [await node.create_topic(name, configs=EAGER) for name in ("failing", "other")]
+    for topic in (failing, other):
+        for _ in range(3):
+            await send_pairs(node, topic, (b"a", b"1"))
+    key = failing.partitions[0].partition_key
+    await node.database.cold.fetch(
+        f"alter table compaction_state add constraint refused check (partition_key <> {key})"
+    )
+    try:
+        with pytest.raises(StorageError, match="refused"):
+            await compact(node)
+    finally:
+        await node.database.cold.fetch("alter table compaction_state drop constraint refused")
+    assert [offset for offset, *_ in await content(node, other)] == [1, 2]
+    await compact(node)
+    assert [offset for offset, *_ in await content(node, failing)] == [1, 2]
 
 
 async def test_compaction_names_records_that_cannot_be_read(node: DataPlane) -> None:
