@@ -399,6 +399,8 @@ class Compaction:
         self._catalog = catalog
         self._due_s: dict[UUID, float] = {}
         """For each compacted topic, the time of its next check."""
+        self._failed: set[PartitionKey] = set()
+        """Partitions that could not be cleaned. They stay the dirtiest, and wait until a pass has room for them."""
 
     async def run(self) -> None:
         """Run one pass: clean the dirtiest partitions of the topics that are due. Raise the error of a partition that
@@ -412,7 +414,8 @@ class Compaction:
 
         async def policies(*, wait_for_segment: bool) -> list[CompactionPolicy]:
             return await mapped(
-                lambda part: _compaction_policy(*part, wait_for_segment=wait_for_segment), configs.items()
+                lambda part: _compaction_policy(*part, wait_for_segment=wait_for_segment),
+                [(key, config) for key, config in configs.items() if key not in self._failed],
             )
 
         waiting = await policies(wait_for_segment=True)
@@ -426,15 +429,18 @@ class Compaction:
             if dirty.partition_key not in found and dirty.dirty_bytes >= SEGMENT_BYTES
         ]
         compaction_logger.debug("compaction looked", topics=len(topics), dirty_partitions=len(ranges))
+        if len(ranges) < RANGES_PER_PASS:
+            self._failed.difference_update(configs)
         problem: Exception | None = None
         for dirty in ranges:
             try:
                 await self._clean(dirty, configs[dirty.partition_key])
             except StorageConflict as error:
                 compaction_logger.info("compaction overtaken", partition_key=dirty.partition_key, reason=str(error))
+                self._failed.add(dirty.partition_key)
             except Exception as error:  # noqa: BLE001 - raised below
-                # The next pass begins with this partition again, and would leave the others out again.
                 compaction_logger.warning("compaction failed", partition_key=dirty.partition_key, reason=str(error))
+                self._failed.add(dirty.partition_key)
                 problem = error
         if problem is not None:
             raise problem

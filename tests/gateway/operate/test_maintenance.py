@@ -289,6 +289,27 @@ async def test_compaction_names_records_that_cannot_be_read(node: DataPlane) -> 
     assert reason == "the records at offset 1 cannot be read: run sluice check"
 
 
+async def test_many_partitions_with_unreadable_records_keep_no_other_from_compaction(node: DataPlane) -> None:
+    """One lost segment holds records of many partitions. They stay the dirtiest, and a pass cleans ten."""
+    names = [*(f"damaged-{number}" for number in range(10)), "other"]
+    topics = [await node.create_topic(name, configs=EAGER) for name in names]
+    for topic in topics:
+        for _ in range(3):
+            await send_pairs(node, topic, (b"a", b"1"))
+    other = topics[-1]
+    key = other.partitions[0].partition_key
+    await node.database.cold.fetch(f"delete from inline_records where base_offset = 1 and partition_key <> {key}")
+    clock = iter([0.0, 20.0, 40.0])
+    compaction = Compaction(node.database, node.log, node.catalog, monotonic=lambda: next(clock))
+    await compaction.run()
+    assert [offset for offset, *_ in await content(node, other)] == [0, 1, 2], "not among the ten"
+    await compaction.run()
+    assert [offset for offset, *_ in await content(node, other)] == [1, 2]
+    with structlog.testing.capture_logs() as logs:
+        await compaction.run()
+    assert sum(entry["event"] == "compaction overtaken" for entry in logs) == 10, "they are tried again"
+
+
 async def test_tombstones_may_be_kept_for_ever(node: DataPlane) -> None:
     topic = await node.create_topic("t", configs={**EAGER, "delete.retention.ms": str(2**63 - 1)})
     await send_pairs(node, topic, (b"a", b"1"))
