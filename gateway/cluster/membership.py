@@ -22,6 +22,7 @@ from typing import Protocol
 
 import structlog
 
+from gateway.cluster.clock import boot_time_s
 from gateway.cluster.placement import Leaders
 from gateway.config.listeners import render_address, render_listeners
 from storage.errors import StorageConflict
@@ -80,10 +81,12 @@ class Membership:
         *,
         authorizer: str = "",
         shared: Collection[str] = (),
+        monotonic: Callable[[], float] = boot_time_s,
     ) -> None:
         """`listeners` maps each name to the address that its clients are sent to; at least one. `node_id` is the
         only id that the node may have; None: Postgres assigns one. `authorizer` is the class name that each
-        registration stores. `shared` are the names of listeners whose address other nodes may have, too."""
+        registration stores. `shared` are the names of listeners whose address other nodes may have, too. `monotonic`
+        measures how long a registration lasts."""
         self._store = store
         self._listeners = dict(listeners)
         self._own = {name: address for name, address in listeners.items() if name not in shared}
@@ -111,6 +114,7 @@ class Membership:
         """
         self._known_since_s = float("-inf")
         self._changed_s = float("inf")
+        self._monotonic = monotonic
         self._registered_until_s = float("-inf")
         self._withdrawn = False
         self._announcements: Announcements = _NoAnnouncements()
@@ -190,10 +194,15 @@ class Membership:
 
     @property
     def registered_until_s(self) -> float:
-        """Loop time at which this node's registration expires unless it is renewed. Until then the other nodes count
-        this node as alive. A process that was suspended sees at once that this time has passed, before it asks
-        Postgres."""
+        """Time of `boot_time_s` at which this node's registration expires unless it is renewed. Until then the other
+        nodes count this node as alive."""
         return self._registered_until_s
+
+    @property
+    def is_registered(self) -> bool:
+        """False if other nodes may take this node for dead. A process or a machine that was suspended sees this at
+        once, before it asks Postgres."""
+        return self._monotonic() <= self._registered_until_s
 
     @property
     def changed_s(self) -> float:
@@ -252,7 +261,7 @@ class Membership:
 
     async def join(self) -> None:
         """Register this node. Raise StorageError."""
-        started_s = asyncio.get_running_loop().time()
+        started_s = self._monotonic()
         node_id = await self._store.register(
             self.address, self._listeners, self._rack, self._ttl_ms, self._wanted_id, self._authorizer, self._roles
         )
@@ -275,7 +284,7 @@ class Membership:
         """
         if self._withdrawn:
             return
-        started_s = asyncio.get_running_loop().time()
+        started_s = self._monotonic()
         try:
             lapsed = await self._store.renew(
                 self.node_id, self._ttl_ms, self._announcements.announced, self._catalog_revision()

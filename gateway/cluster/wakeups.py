@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import structlog
 
+from gateway.cluster.clock import boot_time_s
 from gateway.cluster.membership import Membership
 from gateway.log.tail import Tail
 from storage.errors import StorageError
@@ -187,9 +188,9 @@ class Wakeups:
         """Receive the live nodes of a pass. `gone` is true if a node is missing, perhaps with appends that it has not
         announced.
         """
-        self._tail.trust_until(
-            self._membership.registered_until_s if self._membership.has_other_brokers else float("inf")
-        )
+        now_s = asyncio.get_running_loop().time()
+        registered_for_s = self._membership.registered_until_s - boot_time_s()
+        self._tail.trust_until(now_s + registered_for_s if self._membership.has_other_brokers else float("inf"))
         me = self._membership.self_node
         others = {(int(node.node_id), node.incarnation): node.announced for node in alive if node.node_id != me.node_id}
         for sender, promised in self._promised.items():
@@ -204,7 +205,7 @@ class Wakeups:
             del self._heard[sender]
         self._promised = others
         if gone:
-            self._tail.doubt(asyncio.get_running_loop().time())
+            self._tail.doubt(now_s)
             self._look_due.set()
 
     def registered(self) -> None:

@@ -242,7 +242,7 @@ class Transactions:
     def _require_registration(self) -> None:
         """Raise KafkaError if this node was frozen or cut off, so that another one may have served the client in the
         meantime, and topics may have been created anew."""
-        if asyncio.get_running_loop().time() > self._membership.registered_until_s:
+        if not self._membership.is_registered:
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
 
     @contextlib.asynccontextmanager

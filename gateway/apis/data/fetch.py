@@ -162,7 +162,7 @@ async def fetch(request: FetchRequest, context: RequestContext[FetchServices]) -
             # Appends happen during planning, so the watch begins before the first look.
             watch = tail.watch((), committed=committed)
         while True:
-            if loop.time() > services.membership.registered_until_s:
+            if not services.membership.is_registered:
                 # Other nodes did not wait for this node before they used the name of a deleted topic again.
                 await services.catalog.refresh_if_changed()
             # A node at its memory limit continues batch by batch.

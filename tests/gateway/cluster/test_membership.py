@@ -178,6 +178,26 @@ async def test_node_reads_the_catalog_before_it_counts_itself_as_registered_agai
     assert len(seen) == 1
 
 
+async def test_node_on_a_machine_that_was_suspended_does_not_count_itself_as_registered(database: Database) -> None:
+    """The event loop's clock stands still in the meantime, and Postgres elsewhere counts on."""
+    asleep_s = 0.0
+    node = Node(database, 9092)
+    node.membership = Membership(
+        NodeStore(database),
+        {"PLAINTEXT": ("127.0.0.1", 9092)},
+        None,
+        TTL_MS,
+        monotonic=lambda: asyncio.get_running_loop().time() + asleep_s,
+    )
+    assert not node.membership.is_registered
+    await node.membership.join()
+    assert node.membership.is_registered
+    asleep_s = TTL_MS / 1000
+    assert not node.membership.is_registered
+    await node.membership.renew()
+    assert node.membership.is_registered
+
+
 async def test_node_that_stops_being_a_broker_changes_the_serving_nodes(database: Database) -> None:
     node, other = Node(database, 9092), Node(database, 9093)
     for each in (node, other, node):

@@ -79,7 +79,7 @@ def context(*, storage: bool = True, version: int = 17) -> Any:
         log=SimpleNamespace(read=read),
         idle_owners=None,
         marks=None,
-        membership=SimpleNamespace(registered_until_s=float("inf")),
+        membership=SimpleNamespace(is_registered=True),
         metrics=SimpleNamespace(count_topic_bytes_out=lambda _topic, _bytes: None),
         tail=tail,
         throttles=Throttles(Quotas),
