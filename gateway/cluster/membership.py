@@ -116,6 +116,8 @@ class Membership:
         self._changed_s = float("inf")
         self._monotonic = monotonic
         self._registered_until_s = float("-inf")
+        self._returning = False
+        """True if this node must read the catalog before it counts itself as registered."""
         self._withdrawn = False
         self._announcements: Announcements = _NoAnnouncements()
         self._catalog_revision: Callable[[], int] = lambda: 0
@@ -268,6 +270,7 @@ class Membership:
         self._self_node = Node(
             node_id, self._listeners, self._rack, self._store.incarnation(node_id), roles=self._roles
         )
+        self._returning = True
         await self._catch_up()
         number, alive = await self._read_alive()
         self._registered_until_s = started_s + self._ttl_ms / 1000
@@ -306,12 +309,14 @@ class Membership:
                 self.superseded()
                 raise
             return
-        if lapsed:
+        # Another attempt, or one without an answer, may have prolonged the registration since it expired.
+        self._returning = self._returning or lapsed or not self.is_registered
+        if self._returning:
             await self._catch_up()
         number, alive = await self._read_alive()
         self._registered_until_s = started_s + self._ttl_ms / 1000
         self._take(number, alive)
-        if lapsed:
+        if self._returning:
             logger.warning("the registration had expired: other nodes may have taken this node for dead")
             self._registered()
 
@@ -339,6 +344,7 @@ class Membership:
 
     def _registered(self) -> None:
         now_s = asyncio.get_running_loop().time()
+        self._returning = False
         self._known_since_s = now_s + (self._ttl_ms / 1000 if len(self._alive) > 1 else 0)
         self._announcements.registered()
 

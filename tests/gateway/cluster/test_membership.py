@@ -11,7 +11,7 @@ import pytest
 
 from gateway.cluster.membership import Membership
 from gateway.cluster.placement import NO_LEADER
-from storage.errors import StorageConflict
+from storage.errors import StorageConflict, StorageUnavailable
 from storage.nodes import NodeStore
 from storage.pool import Database
 from storage.queries import statement
@@ -178,6 +178,36 @@ async def test_node_reads_the_catalog_before_it_counts_itself_as_registered_agai
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize("how", ["expired", "taken"])
+async def test_node_that_fails_to_read_the_catalog_reads_it_before_it_counts_itself_as_registered(
+    database: Database, how: str
+) -> None:
+    """Its registration is valid from the first attempt on, so the next one does not see that it had expired."""
+    node, other = Node(database, 9092), Node(database, 9092)
+    await node.membership.join()
+    if how == "expired":
+        await database.control.fetch("update node set expires_at = clock_timestamp() - interval '1 second'")
+    else:
+        await other.membership.join()
+    before_s, known_since_s = node.membership.registered_until_s, node.membership.known_since_s
+    seen: list[float] = []
+
+    async def catch_up() -> None:
+        seen.append(node.membership.registered_until_s)
+        if len(seen) == 1:
+            raise StorageUnavailable("Postgres has no time")
+
+    node.membership.connect(catch_up=catch_up)
+    with pytest.raises(StorageUnavailable):
+        await node.membership.renew()
+    await node.membership.renew()
+    assert seen == [before_s, before_s]
+    assert node.membership.registered_until_s > before_s
+    assert node.membership.known_since_s > known_since_s, "no announcement from before counts"
+    await node.membership.renew()
+    assert len(seen) == 2
+
+
 async def test_node_on_a_machine_that_was_suspended_does_not_count_itself_as_registered(database: Database) -> None:
     """The event loop's clock stands still in the meantime, and Postgres elsewhere counts on."""
     asleep_s = 0.0
@@ -192,10 +222,17 @@ async def test_node_on_a_machine_that_was_suspended_does_not_count_itself_as_reg
     assert not node.membership.is_registered
     await node.membership.join()
     assert node.membership.is_registered
+    caught_up: list[bool] = []
+
+    async def catch_up() -> None:
+        caught_up.append(node.membership.is_registered)
+
+    node.membership.connect(catch_up=catch_up)
     asleep_s = TTL_MS / 1000
     assert not node.membership.is_registered
     await node.membership.renew()
     assert node.membership.is_registered
+    assert caught_up == [False], "an attempt whose answer was lost may have prolonged the registration in Postgres"
 
 
 async def test_node_that_stops_being_a_broker_changes_the_serving_nodes(database: Database) -> None:
