@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -32,7 +33,15 @@ from storage.database_url import parse_database_url
 from storage.errors import StorageError
 from storage.pool import connect, translated_errors
 from storage.postgres_programs import bin_directory
-from storage.private_files import FILE_MODE, create_file, make_directory, restrict_directory, sync_directory, write_file
+from storage.private_files import (
+    FILE_MODE,
+    create_file,
+    make_directory,
+    open_lock,
+    restrict_directory,
+    sync_directory,
+    write_file,
+)
 from storage.queries import statement
 from storage.segments import SegmentDirectory
 from storage.store import Marker, parse_marker, reach_store, unusable
@@ -47,7 +56,9 @@ _COPY_BYTES = 16 * 1024 * 1024
 _PIPE_BYTES = 1024 * 1024
 _ERROR_LINES = 3
 _ERROR_BYTES = 16 * 1024
-_NAMES = frozenset({DUMP, f"{DUMP}.new", LOG, MANIFEST, f"{MANIFEST}.new"})
+LOCK = "backup.lock"
+"""A file that exists, and is locked, while a backup is being written."""
+_NAMES = frozenset({DUMP, f"{DUMP}.new", LOG, MANIFEST, f"{MANIFEST}.new", LOCK})
 """Names that a backup's directory may contain, whether the backup is complete or incomplete."""
 _LOG_NAMES = frozenset({MARKER, f"{MARKER}.new", TIMES, f"{TIMES}.new"})
 """Names that `log/` may hold beside the segments."""
@@ -78,33 +89,38 @@ async def back_up(url: str, store: ByteStore | None, target: Path, *, programs: 
     """Back up the database at `url`, and the objects in `store` that it refers to, to `target`. An older backup of the
     same database there is updated. `programs` is the directory of Postgres' programs; None: see `bin_directory`.
 
-    Raise StorageError if the database has no Sluice, if `target` holds something else, if a copy fails, or if a
-    captured table of a user lies among Sluice's, because such a backup could not be restored.
+    Raise StorageError if the database has no Sluice, if `target` holds something else, if another backup is being
+    written there, if a copy fails, or if a captured table of a user lies among Sluice's, because such a backup could
+    not be restored.
     """
-    await asyncio.to_thread(_prepare, target, await _marker(store))
-    async with translated_errors():
-        connection = await _connect(url)
-        try:
-            captured = await connection.fetch(statement("captured_tables"), schema.TABLE_SCHEMA)
-            if captured:
-                names = ", ".join(f"{schema.TABLE_SCHEMA}.{row['relname']}" for row in captured)
-                raise StorageError(
-                    f"{names}: a captured table among Sluice's own tables cannot be restored. "
-                    f'Move it: "alter table … set schema public"'
-                )
-            await connection.execute(statement("lock_deletion_shared"))
-            async with connection.transaction(isolation="repeatable_read", readonly=True):
-                # Take this lock before the first query takes the snapshot. From then on no slot is emptied.
-                await connection.execute(statement("hold_inline"))
-                snapshot: str = await connection.fetchval(statement("export_snapshot"))
-                rows = await connection.fetch(statement("objects_in_use"))
-                await _dump(url, snapshot, target / f"{DUMP}.new", programs)
-                used = {row["object_id"]: int(row["end_position"]) for row in rows}
-                await asyncio.to_thread(_remove_reused, target, {row["object_id"]: row["created_us"] for row in rows})
-                copied_segments, copied_bytes = await _copy_segments(store, target, used)
-        finally:
-            await connection.close()
-    dump_bytes = await asyncio.to_thread(_finish, target, used)
+    marker = await _marker(store)
+    with _alone(target):
+        await asyncio.to_thread(_prepare, target, marker)
+        async with translated_errors():
+            connection = await _connect(url)
+            try:
+                captured = await connection.fetch(statement("captured_tables"), schema.TABLE_SCHEMA)
+                if captured:
+                    names = ", ".join(f"{schema.TABLE_SCHEMA}.{row['relname']}" for row in captured)
+                    raise StorageError(
+                        f"{names}: a captured table among Sluice's own tables cannot be restored. "
+                        f'Move it: "alter table … set schema public"'
+                    )
+                await connection.execute(statement("lock_deletion_shared"))
+                async with connection.transaction(isolation="repeatable_read", readonly=True):
+                    # Take this lock before the first query takes the snapshot. From then on no slot is emptied.
+                    await connection.execute(statement("hold_inline"))
+                    snapshot: str = await connection.fetchval(statement("export_snapshot"))
+                    rows = await connection.fetch(statement("objects_in_use"))
+                    await _dump(url, snapshot, target / f"{DUMP}.new", programs)
+                    used = {row["object_id"]: int(row["end_position"]) for row in rows}
+                    await asyncio.to_thread(
+                        _remove_reused, target, {row["object_id"]: row["created_us"] for row in rows}
+                    )
+                    copied_segments, copied_bytes = await _copy_segments(store, target, used)
+            finally:
+                await connection.close()
+        dump_bytes = await asyncio.to_thread(_finish, target, used)
     return BackupReport(len(used), copied_segments, copied_bytes, dump_bytes)
 
 
@@ -171,10 +187,38 @@ async def _marker(store: ByteStore | None) -> bytes | None:
         raise unusable(store.location, error) from error
 
 
-def _prepare(target: Path, marker: bytes | None) -> None:
+@contextlib.contextmanager
+def _alone(target: Path) -> Generator[None]:
+    """Keep other backups from the directory, which is created if necessary. Two at once would mix their files, and the
+    first to end would call the mixture finished."""
+    lock_path = target / LOCK
     try:
         if not make_directory(target):
             _refuse_others(target, lambda name: name in _NAMES)
+        lock_fd = open_lock(lock_path)
+    except OSError as error:
+        raise StorageError(f"cannot write to {target}: {error.strerror or error}") from error
+    try:
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A backup that has just ended may have removed this file, and a third one may have made another.
+            is_ours = os.path.samestat(os.fstat(lock_fd), lock_path.stat())
+        except (BlockingIOError, FileNotFoundError):
+            is_ours = False
+        except OSError as error:
+            raise StorageError(f"cannot lock {lock_path}: {error.strerror or error}") from error
+        if not is_ours:
+            raise StorageError(f"another backup is being written to {target}: wait until it ends")
+        try:
+            yield
+        finally:
+            lock_path.unlink(missing_ok=True)
+    finally:
+        os.close(lock_fd)
+
+
+def _prepare(target: Path, marker: bytes | None) -> None:
+    try:
         if not make_directory(target / LOG):
             _refuse_others(target / LOG, lambda name: name.endswith(".segment") or name in _LOG_NAMES)
             restrict_directory(target / LOG)

@@ -148,6 +148,43 @@ async def test_a_backup_made_while_records_come_and_go_is_whole(
         postgres.drop(url)
 
 
+async def test_a_backup_refuses_the_directory_of_one_that_has_not_ended(
+    database_url: str,
+    postgres: Databases,
+    log: LogStore,
+    directory: SegmentDirectory,
+    key: PartitionKey,
+    tmp_path: Path,
+) -> None:
+    """The slow one of yesterday would name the dump of today's beside its own, shorter segments."""
+
+    class Slow(SegmentDirectory):
+        async def load(self, object_id: int, ranges: Sequence[Range], look: Callable[[list[bytearray]], T]) -> T:
+            reached.set()
+            await go_on.wait()
+            return await super().load(object_id, ranges, look)
+
+    reached, go_on = asyncio.Event(), asyncio.Event()
+    await append(log, new_batch(key, size_bytes=300_000))
+    slow = asyncio.create_task(back_up(database_url, Slow(directory.directory), tmp_path / "backup"))
+    await reached.wait()
+    await append(log, new_batch(key, size_bytes=100_000))
+    with pytest.raises(StorageError, match="another backup"):
+        await back_up(database_url, directory, tmp_path / "backup")
+    go_on.set()
+    await slow
+    url = postgres.create(empty=True)
+    other = await Database.open(url, hot_connections=1, cold_connections=1)
+    try:
+        await restore(url, tmp_path / "restored", tmp_path / "backup")
+        await migrate(other)
+        assert (await check(other, await open_store(other, tmp_path / "restored"))).wrong == []
+    finally:
+        await other.close()
+        postgres.drop(url)
+    assert (await back_up(database_url, directory, tmp_path / "backup")).copied_bytes == 100_000
+
+
 async def test_a_later_backup_copies_new_files_and_removes_deleted_ones(
     database_url: str, log: LogStore, directory: SegmentDirectory, key: PartitionKey, tmp_path: Path, database: Database
 ) -> None:
