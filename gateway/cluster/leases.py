@@ -16,7 +16,7 @@ Shards of other kinds are held and handed over the same way; `jobs.py` describes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -85,6 +85,27 @@ class _Held:
     """Monotonic seconds from which this node no longer relies on the lease."""
 
 
+class _Shared:
+    """Work on Postgres for all concurrent callers. Callers that arrive during a run share the next run, because the
+    present one may be too old for them. A run continues if the caller that began it is cancelled."""
+
+    def __init__(self, run: Callable[[], Coroutine[None, None, None]]) -> None:
+        self._run = run
+        self._begun = 0
+        self._turn = asyncio.Lock()
+        self._last: asyncio.Task[None] | None = None
+
+    async def __call__(self) -> None:
+        begun_before = self._begun
+        async with self._turn:
+            if self._last is None or self._begun == begun_before:
+                if self._last is not None and not self._last.done():
+                    await asyncio.wait([self._last])
+                self._begun += 1
+                self._last = asyncio.create_task(self._run())
+            await asyncio.shield(self._last)
+
+
 class Leases:
     """The leases of this node of one kind. `listen` sets the functions that are called when leases
     are gained or lost.
@@ -108,9 +129,9 @@ class Leases:
         self._monotonic = monotonic
         self._held: dict[int, _Held] = {}
         self._owners: dict[int, Node] = {}
-        self._looks_begun = 0
+        self._look_up_owners = _Shared(self._read_owners)
+        self._pass_for_clients = _Shared(self._pass_with_nodes)
         self._pass = asyncio.Lock()
-        self._look = asyncio.Lock()
         self._shares: dict[int, int] = {}
         self._shares_of: tuple[int, ...] = ()
         self._surplus_since: float | None = None
@@ -187,9 +208,7 @@ class Leases:
         try:
             await self._look_up_owners()
             if any(self._other_owner(shard) is None for shard in shards):
-                # The live nodes decide which node should have the shard, so read them first.
-                await self._membership.renew()
-                await self.renew()
+                await self._pass_for_clients()
         except StorageError as error:
             logger.warning("coordinators not refreshed: Postgres does not answer", error=str(error))
 
@@ -227,14 +246,13 @@ class Leases:
         owner = self._owners.get(shard)
         return None if owner is None or owner.node_id == self._membership.node_id else owner
 
-    async def _look_up_owners(self) -> None:
-        """Read the owners of all leases. Callers that arrive during a read share the next read, because the present one
-        may be too old for them."""
-        begun_before = self._looks_begun
-        async with self._look:
-            if self._looks_begun == begun_before:
-                self._looks_begun += 1
-                self._owners = await self._store.lease_owners(self._kind)
+    async def _read_owners(self) -> None:
+        self._owners = await self._store.lease_owners(self._kind)
+
+    async def _pass_with_nodes(self) -> None:
+        # The live nodes decide which node should have a shard, so read them first.
+        await self._membership.renew()
+        await self.renew()
 
     async def renew(self) -> None:
         """Prolong the leases that this node holds, drop those that it has lost, and acquire free ones. Raise

@@ -308,6 +308,53 @@ async def test_concurrent_lookups_share_one_later_read(database: Database, monke
     assert looks == 3
 
 
+async def test_concurrent_lookups_of_a_shard_without_owner_share_a_lease_pass(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All clients of a killed coordinator look for the next one at once. One pass for each would keep Postgres, and
+    the clients, waiting for the last of them."""
+    first, second = [await Node(database, port).start() for port in (9092, 9093)]
+    await database.control.fetch("update coordinator_lease set expires_at = clock_timestamp()")
+    passes = 0
+    alive = second.store.alive
+
+    async def counted() -> list[StoredNode]:
+        nonlocal passes
+        passes += 1
+        return await alive()
+
+    monkeypatch.setattr(second.store, "alive", counted)
+    groups = [f"group-{index}" for index in range(100)]
+    await asyncio.gather(*(second.leases.look_up(groups) for _ in range(100)))
+    assert passes <= 2
+    for group in groups:
+        assert second.leases.coordinator_of(group) in (first.membership.self_node, second.membership.self_node)
+
+
+async def test_lookup_that_is_cancelled_leaves_its_lease_pass_to_the_others(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = [await Node(database, port).start() for port in (9092, 9093)]
+    await first.leases.release()
+    await first.membership.withdraw()
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    alive = second.store.alive
+
+    async def slow() -> list[StoredNode]:
+        begun.set()
+        await go_on.wait()
+        return await alive()
+
+    monkeypatch.setattr(second.store, "alive", slow)
+    gone, waiting = (asyncio.create_task(second.leases.look_up(["group"])) for _ in range(2))
+    await begun.wait()
+    gone.cancel()
+    await asyncio.wait([gone])
+    go_on.set()
+    await waiting
+    assert second.leases.coordinator_of("group") == second.membership.self_node
+
+
 async def test_last_known_owners_are_named_without_postgres(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
