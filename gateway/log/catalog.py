@@ -40,6 +40,7 @@ from gateway.net.pieces import in_pieces
 from gateway.net.shared_read import SharedRead, retrieve_error
 from gateway.quotas.limits import Quotas
 from gateway.security.acls import Acls
+from storage.errors import StorageUnavailable
 from storage.topics import ALL_BROKERS, TopicStore
 from storage.types import Assignment, Partition, PartitionKey, Topic
 
@@ -427,8 +428,8 @@ class Catalog:
         """Forget everything, because none of it is true any more. The next look reads everything."""
         for topic in self.topics():
             self.remove(topic.topic_id)
-        # The same topics may be returned again.
-        self._gone.clear()
+        # The same topics may be returned again. Changes that were read before belong to the former object.
+        self._gone = OrderedDict()
         self._tombstones.clear()
         self._unplaced.clear()
         self._unknown.clear()
@@ -466,11 +467,13 @@ class Catalog:
         retrieve_error(task)
 
     async def _follow(self) -> None:
+        gone = self._gone
         changes = await self._store.changes(self._revision)
         # ACLs before topics: otherwise a client could find a topic here and be allowed what was denied before the topic
         # was made.
         if changes.acls is not None:
             self.acls = await Acls.read(changes.acls)
+        self._require(gone)
         for topic_id in changes.deleted:
             self._remember_gone(topic_id)
         await self._stage(list(decide(self._by_id, changes)))
@@ -488,8 +491,15 @@ class Catalog:
             self._changed()
 
     async def _stage(self, operations: Iterable[Operation]) -> None:
+        gone = self._gone
         async for operation in in_pieces(operations):
+            self._require(gone)
             self.perform(operation)
+
+    def _require(self, gone: object) -> None:
+        """Raise StorageUnavailable if everything was forgotten since the changes were read."""
+        if gone is not self._gone:
+            raise StorageUnavailable("another history of the database began while its changes were read")
 
     async def _place(self) -> None:
         """Decide which partitions this node owns: for new and changed topics, or for all topics if the live nodes

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from uuid import UUID, uuid4
 
 import pytest
 
 from gateway.config.broker import BrokerConfig
 from gateway.log.catalog import MAX_LOOKUPS, Catalog, Unknown
+from gateway.security.acls import Acls
 from storage.deletion import DeletionStore
 from storage.errors import StorageUnavailable
-from storage.types import CatalogChanges, NewTopic, Refusal, Topic
+from storage.types import Acl, CatalogChanges, NewTopic, Refusal, Topic
 from tests.gateway.data_plane import DataPlane, data_plane
 
 
@@ -354,3 +356,28 @@ async def test_effective_configs_are_computed_once(node: DataPlane) -> None:
     assert isinstance(altered, Topic)
     node.catalog.apply(altered)
     assert node.catalog.config(altered).max_message_bytes == 78
+
+
+async def test_topic_whose_deletion_was_lost_is_known_again_although_the_deletion_is_being_read(
+    node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Postgres fails over while this node reads that the topic was deleted, and the new primary has the topic."""
+    topic = await node.create_topic("t")
+    await node.topics.delete(topic.topic_id)
+    await node.topics.create_acls([Acl(2, 3, "t", "User:a", "*", 3, 3)])
+    read = Acls.read
+
+    async def overtaken(found: Sequence[Acl]) -> Acls:
+        monkeypatch.setattr(Acls, "read", read)
+        await node.database.control.fetch("update topic set deleted_at = null")
+        await node.database.control.fetch("update cluster set purged_revision = revision")
+        node.catalog.reset()
+        return await read(found)
+
+    monkeypatch.setattr(Acls, "read", overtaken)
+    with suppress(StorageUnavailable):
+        await node.catalog.refresh_if_changed()
+    await node.catalog.refresh_if_changed()
+    found = node.catalog.get("t")
+    assert found is not None
+    assert found.topic_id == topic.topic_id
