@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 
 from storage.pool import APPLICATION_NAME, Database, connect, translated_errors
 from storage.queries import statement
+from storage.schema import SEARCH_PATH
 from storage.types import NodeId
 
 REVISIONS = "sluice_revision"
@@ -46,7 +47,7 @@ class Listener:
         """`heard` maps each channel to a function of the payload, which is called on the event loop and must not
         raise. While the connection lives it represents the process of `node_id`: another process that would take its
         number is refused."""
-        self._url = database.url
+        self._database = database
         self._node_id = node_id
         self._heard = dict(heard)
 
@@ -56,8 +57,8 @@ class Listener:
         has ended."""
         async with translated_errors():
             connection = await connect(
-                self._url,
-                {"application_name": f"{APPLICATION_NAME} listener"},
+                self._database.url,
+                {"application_name": f"{APPLICATION_NAME} listener", "search_path": SEARCH_PATH},
                 timeout=TIMEOUT_S,
                 command_timeout=TIMEOUT_S,
             )
@@ -69,6 +70,7 @@ class Listener:
         connection.add_termination_listener(terminated)
         try:
             async with translated_errors():
+                history = await self._database.admit(connection)
                 node_id = self._node_id()
                 if node_id is not None:
                     await connection.fetch(statement("stand_for_node"), node_id)
@@ -79,6 +81,8 @@ class Listener:
                 while True:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(lost.wait(), PING_INTERVAL_S)
+                    # After a failover the former server may still answer, and no other node notifies it.
+                    self._database.guard.require(history)
                     await connection.execute("select 1")
         finally:
             if hearing:

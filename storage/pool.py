@@ -555,11 +555,18 @@ class Database:
         async with translated_errors():
             connection = await connect(self.url, SESSION_SETTINGS, timeout=CONFIRM_S, command_timeout=CONFIRM_S)
             try:
-                known = self.guard.known()
-                server = await connection.fetchrow(statement("history_witness"))
-                await _check_history(connection, self.guard, known, server)
+                await self.admit(connection)
             finally:
                 connection.terminate()
+
+    async def admit(self, connection: Connection) -> int:
+        """Return the number of the accepted history, to which a connection outside the pools leads. Raise
+        StorageUnavailable if it leads elsewhere."""
+        known = self.guard.known()
+        server = await connection.fetchrow(statement("history_witness"))
+        assert server is not None
+        await _check_history(connection, self.guard, known, server)
+        return known.history
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """Wait for running calls for at most `timeout_s`, then close their connections."""

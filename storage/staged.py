@@ -115,11 +115,14 @@ class _Gap:
 
 
 class StagedRecords:
-    """One session that relays staged records while it owns them. Every method raises storage errors."""
+    """One session that relays staged records while it owns them. Every method raises storage errors. If the database
+    gets another history, every method raises StorageUnavailable."""
 
-    def __init__(self, database: Database, connection: Any) -> None:
+    def __init__(self, database: Database, connection: Any, history: int) -> None:
         self._connection = connection
         self._guard = database.guard
+        self._history = history
+        """The history to which the connection leads. The server of a former history may still run."""
         self._last_seq = 0
         self._horizon = 0
         """The last place that was drawn when this session became the owner. Up to it, no place becomes a gap."""
@@ -156,11 +159,12 @@ class StagedRecords:
 
         try:
             async with translated_errors():
+                history = await database.admit(connection)
                 await connection.add_listener(CHANNEL, heard)
         except BaseException:
             connection.terminate()
             raise
-        return cls(database, connection)
+        return cls(database, connection, history)
 
     def close(self) -> None:
         """End the session, and with it the ownership."""
@@ -168,6 +172,7 @@ class StagedRecords:
 
     async def try_own(self) -> bool:
         """Become the owner if no other session is the owner. Return True if this session is the owner now."""
+        self._guard.require(self._history)
         async with translated_errors():
             if not await self._connection.fetchval(statement("try_own_staged")):
                 return False
@@ -207,6 +212,7 @@ class StagedRecords:
         return self._next()
 
     async def _look_up(self, behind: int, gaps: Collection[int]) -> Sequence[Row]:
+        self._guard.require(self._history)
         async with translated_errors():
             return await self._connection.fetch(
                 statement("staged_commits"), behind, gaps, TRANSACTIONS_AT_ONCE, RECORDS_AT_ONCE
@@ -304,10 +310,9 @@ class StagedRecords:
     ) -> list[tuple[NewBatch, Appended | Refusal]]:
         """Append what `build` makes of the records of small transactions, and delete them, in one durable transaction.
         Return each batch with its outcome. UNKNOWN_PARTITION: the topic was deleted, and its records with it."""
-        asked = self._guard.history
         async with translated_errors():
             outcomes, decided = await self._append_small(transactions, build)
-        self._settle(transactions, asked, decided)
+        self._settle(transactions, decided)
         return outcomes
 
     async def append_large(
@@ -315,7 +320,6 @@ class StagedRecords:
     ) -> list[Grown]:
         """Append what `build` makes of each piece of a large transaction, and delete it, in one durable transaction.
         Return the new ends of the partitions. Readers see all records together."""
-        asked = self._guard.history
         async with translated_errors(), self._connection.transaction():
             chunks = WrittenChunks(self._connection, await self._connection.fetchval(statement("inline_slot")))
             behind = -1
@@ -329,12 +333,13 @@ class StagedRecords:
             if await self._connection.fetchval(statement("delete_staged_place"), large.seq) is None:
                 raise StorageError(f"another relay has appended the records of transaction {large.xid}")
             decided, grown = await chunks.append()
-        self._settle([large], asked, decided)
+        self._settle([large], decided)
         return grown
 
-    def _settle(self, transactions: Sequence[StagedTransaction], asked: int, decided: Row | None) -> None:
+    def _settle(self, transactions: Sequence[StagedTransaction], decided: Row | None) -> None:
+        self._guard.require(self._history)
         if decided is not None and decided["transaction_id"] is not None:
-            self._guard.acknowledged(asked, decided["transaction_id"], decided["written_lsn"])
+            self._guard.acknowledged(self._history, decided["transaction_id"], decided["written_lsn"])
             self._bound_gaps(decided["transaction_id"])
         for transaction in transactions:
             self._waiting.pop(transaction.seq, None)

@@ -131,7 +131,7 @@ async def test_connections_outside_the_pools_set_the_settings_they_rely_on(
     assert named == [set()] * 3
     of_history, of_listener, of_backup = pinned
     assert {*SESSION_SETTINGS, "statement_timeout", "terminated"} == set(of_history)
-    assert of_listener == ["application_name", "terminated"]
+    assert of_listener == ["application_name", "search_path", "terminated"]
     timeouts = ["idle_in_transaction_session_timeout", "idle_session_timeout", "lock_timeout", "statement_timeout"]
     assert sorted(of_backup) == sorted(["search_path", *timeouts, "transaction_timeout", "terminated"])
 

@@ -19,6 +19,7 @@ from storage.guard import Known
 from storage.history import HistoryStore
 from storage.log import LogStore
 from storage.migrate import migrate
+from storage.notify import Listener
 from storage.object_store import ObjectStore
 from storage.pool import Connection, Database
 from storage.queries import statement
@@ -26,6 +27,7 @@ from storage.remembered import Remembered, write
 from storage.roller import Roller
 from storage.segment_writers import register_object
 from storage.segments import SegmentDirectory
+from storage.staged import StagedRecords
 from storage.store import Marker, open_store
 from storage.topics import TopicStore
 from storage.transactions import TransactionStore
@@ -163,6 +165,37 @@ async def test_the_server_of_a_lost_history_acknowledges_no_append(restorable: R
                 await late
             assert await append(node.log, new_batch(key)) == [1], "an append that only the former primary has"
         finally:
+            await node.close()
+
+
+async def test_the_relay_and_the_listener_leave_the_server_of_a_lost_history(restorable: RestorablePostgres) -> None:
+    """Otherwise the relay would append on a former primary that still runs, and no record of SQL on the present one.
+    The listener would hear no other node."""
+    node = await Node.open(restorable.url)
+    await node.close()
+    restorable.save()
+    with restorable.promoted_copy() as promoted, proxied(restorable.url) as proxy:
+        node = await Node.open(proxy.url)
+        begun, ended = asyncio.Event(), asyncio.Event()
+        listening = asyncio.create_task(Listener(node.database, {}).listen(begun.set, ended.set))
+        relaying = await StagedRecords.open(node.database, lambda: None)
+        try:
+            assert await relaying.try_own()
+            await begun.wait()
+            proxy.move_new_connections(promoted)
+            node.history.accept(*await node.history.adopt())
+            with pytest.raises(StorageUnavailable, match="another history"):
+                await relaying.look()
+            relaying.close()
+            relaying = await StagedRecords.open(node.database, lambda: None)
+            assert await relaying.try_own()
+            assert await relaying.look() == []
+            async with asyncio.timeout(DEADLINE_S):
+                await ended.wait()
+        finally:
+            relaying.close()
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
             await node.close()
 
 
