@@ -235,6 +235,7 @@ class Tail:
         self._doubted_until_s = float("-inf")
         self._trusted_since_s = float("-inf")
         self._trusted_until_s = float("inf")
+        self._reset_s = float("-inf")
 
     @property
     def size_bytes(self) -> int:
@@ -271,8 +272,10 @@ class Tail:
         batch, a marker, has aborted.
 
         A gap before the batch (another node appended, or the outcome of a commit was never learnt) restarts this
-        partition's tail, so that held batches are always contiguous.
+        partition's tail, so that held batches are always contiguous. A batch from before a reset is ignored.
         """
+        if now_s < self._reset_s:
+            return
         partition = self._partition(key)
         entries = partition.entries
         if len(entries) > partition.first and entries[-1].last_offset + 1 != base_offset:
@@ -306,8 +309,10 @@ class Tail:
         nothing.
 
         Nodes announce appends that are durable, so a read that began later shows them. An end that it does not show is
-        no node's: every role of the database can send a notification.
+        no node's: every role of the database can send a notification. A state from before a reset is ignored.
         """
+        if now_s < self._reset_s:
+            return
         partition = self._partition(key)
         before = partition.known
         if now_s > partition.announced_at:
@@ -405,6 +410,7 @@ class Tail:
 
     def reset(self) -> None:
         """Forget everything held and known, because none of it is true any more. Parked fetches look again."""
+        self._reset_s = asyncio.get_running_loop().time()
         for key in list(self._partitions):
             self.forget(key)
 

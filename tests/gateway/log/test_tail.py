@@ -169,6 +169,22 @@ def test_a_late_observation_lowers_nothing() -> None:
     assert found.known.high_watermark == 10
 
 
+async def test_what_was_read_or_appended_before_a_reset_is_not_learned_after_it() -> None:
+    """A fetch of many partitions takes its answer over in pieces. A new history of the database may begin in between,
+    and offsets never fall."""
+    tail = Tail(10**6)
+    before_s = asyncio.get_running_loop().time() - 1.0
+    tail.reset()
+    tail.observe(P0, PartitionState(0, 200, 200, 0, 0), before_s)
+    append(tail, P0, 200, now_s=before_s)
+    now_s = asyncio.get_running_loop().time()
+    assert tail.known(P0, now_s) is None
+    tail.observe(P0, PartitionState(0, 150, 150, 1, 0), now_s)
+    known = tail.known(P0, now_s)
+    assert known is not None
+    assert known.high_watermark == 150
+
+
 def test_below_the_log_start_nothing_is_served() -> None:
     tail = Tail(10**6)
     append(tail, P0, 0)
