@@ -182,7 +182,7 @@ class _Rules(NamedTuple):
 
     @classmethod
     def of(cls, config: TopicConfig, now_ms: int) -> _Rules:
-        earliest_ms, latest_ms = NO_TIMESTAMP, UNBOUNDED_MS
+        earliest_ms, latest_ms = -UNBOUNDED_MS, UNBOUNDED_MS
         if not config.log_append_time:
             latest_ms = now_ms + config.timestamp_after_max_ms
             if config.timestamp_before_max_ms < UNBOUNDED_MS:
@@ -191,7 +191,7 @@ class _Rules(NamedTuple):
 
     @property
     def look_at_records(self) -> bool:
-        return self.keys_needed or self.earliest_ms > NO_TIMESTAMP
+        return self.keys_needed or self.earliest_ms > -UNBOUNDED_MS
 
 
 def _judge_records(reader: RecordReader, rules: _Rules) -> Refused | int:

@@ -194,6 +194,12 @@ def test_a_timestamp_of_more_than_64_bits_is_refused(base_ms: int) -> None:
     assert code_of(judge(records, config=replace(CONFIG, timestamp_after_max_ms=2**63 - 1))) is ErrorCode.INVALID_RECORD
 
 
+@pytest.mark.parametrize("policy", [("delete",), ("compact",)])
+def test_a_record_from_before_1970_is_accepted(policy: tuple[str, ...]) -> None:
+    records = build_batch([record(0, timestamp=-5000)])
+    assert isinstance(judge(records, config=replace(CONFIG, cleanup_policy=policy)), BatchHead)
+
+
 def test_missing_timestamp_is_not_too_far_back() -> None:
     records = build_batch([record(0, timestamp=-1)])
     assert isinstance(judge(records, config=replace(CONFIG, timestamp_before_max_ms=1000)), BatchHead)
