@@ -457,24 +457,32 @@ class LogStore:
                     return batch
             at_offset = chunk.last_offset + 1
 
-    async def batch_of_max_timestamp(self, key: PartitionKey) -> StoredBatch | None:
-        """Return the first batch that holds the greatest timestamp in the log; None if no batch has timestamps."""
+    async def batches_of_max_timestamp(self, key: PartitionKey) -> list[StoredBatch]:
+        """Return the batches of which one holds the first record with the greatest timestamp in the log, in offset
+        order. Empty if no batch has timestamps.
+
+        The log may begin inside the first of two, below the record that gave this batch's head its timestamp.
+        """
         row = await self._cold.fetch_row(_GREATEST_TIMESTAMP, key)
         if row is None:
-            return None
+            return []
         log_start_offset: int = row["log_start_offset"]
         timestamp_ms: int = -1 if row["max_timestamp_ms"] is None else row["max_timestamp_ms"]
+        divided: list[StoredBatch] = []
         first: StoredBatch | None = None
         for chunk in await self.chunks_between(key, log_start_offset, log_start_offset):
             # Only the chunk that contains the log start may be partly below it.
             for batch in await self._batches_of(chunk):
-                if batch.last_offset >= log_start_offset and batch.max_timestamp_ms > (
+                if batch.base_offset < log_start_offset <= batch.last_offset:
+                    divided = [batch]
+                elif batch.last_offset >= log_start_offset and batch.max_timestamp_ms > (
                     timestamp_ms - 1 if first is None else first.max_timestamp_ms
                 ):
                     first = batch
-        if first is not None and first.max_timestamp_ms >= 0:
-            return first
-        return await self.batch_at_timestamp(key, timestamp_ms) if timestamp_ms >= 0 else None
+        if first is None and timestamp_ms >= 0:
+            first = await self.batch_at_timestamp(key, timestamp_ms, log_start_offset)
+        whole = [] if first is None else [first]
+        return [batch for batch in divided + whole if batch.max_timestamp_ms >= 0]
 
     async def _batches_of(self, chunk: Chunk) -> Batches:
         (result,) = await self.reader.batches([chunk])

@@ -162,7 +162,7 @@ async def test_the_latest_offset_stays_after_the_newest_records_are_removed(
     await retention.apply(database, [RetentionPolicy(key, 0)])
     assert (await log.states([key]))[key].high_watermark == 5
     assert await log.batch_at_timestamp(key, 0) is None
-    assert await log.batch_of_max_timestamp(key) is None
+    assert await log.batches_of_max_timestamp(key) == []
 
 
 async def test_a_lookup_past_the_last_time_finds_no_record(log: LogStore, key: PartitionKey) -> None:

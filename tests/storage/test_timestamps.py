@@ -62,28 +62,25 @@ async def test_lookups_by_time_skip_records_before_the_log_start(
 ) -> None:
     await log.delete_records(timed, 5)
     assert await base_offset(log, timed, 6_000) == 5
-    greatest = await log.batch_of_max_timestamp(timed)
-    assert greatest is not None
+    (greatest,) = await log.batches_of_max_timestamp(timed)
     assert (greatest.base_offset, greatest.max_timestamp_ms) == (5, 7_000)
     await retention.apply(database, [retention.RetentionPolicy(timed, -1)])
     assert await base_offset(log, timed, 6_000) == 5
     await append(log, new_batch(timed, max_timestamp_ms=8_000))
     assert await base_offset(log, timed, 7_500) == 6, "below the greatest time of batches that are gone"
-    greatest = await log.batch_of_max_timestamp(timed)
-    assert greatest is not None
+    (greatest,) = await log.batches_of_max_timestamp(timed)
     assert greatest.base_offset == 6
 
 
 async def test_the_greatest_time_is_that_of_its_first_batch(log: LogStore, timed: PartitionKey) -> None:
-    greatest = await log.batch_of_max_timestamp(timed)
-    assert greatest is not None
+    (greatest,) = await log.batches_of_max_timestamp(timed)
     assert (greatest.base_offset, greatest.max_timestamp_ms) == (2, 9_000)
 
 
 async def test_an_empty_partition_and_an_unknown_one_have_no_times(log: LogStore, key: PartitionKey) -> None:
     for partition_key in (key, PartitionKey(10**9)):
         assert await log.batch_at_timestamp(partition_key, 0) is None
-        assert await log.batch_of_max_timestamp(partition_key) is None
+        assert await log.batches_of_max_timestamp(partition_key) == []
 
 
 async def test_batches_without_timestamps_are_never_found_by_time(
@@ -92,7 +89,7 @@ async def test_batches_without_timestamps_are_never_found_by_time(
     await append(log, new_batch(key, max_timestamp_ms=-1))
     assert await log.batch_at_timestamp(key, 0) is None
     assert await log.batch_at_timestamp(key, -1) is None
-    assert await log.batch_of_max_timestamp(key) is None
+    assert await log.batches_of_max_timestamp(key) == []
     await append_each(log, new_batch(key, max_timestamp_ms=10), new_batch(key, max_timestamp_ms=-1))
     assert await base_offset(log, key, 0) == 1
     assert await sql.fetch("select running_max_timestamp_ms from chunk order by base_offset") == [(-1,), (10,), (10,)]

@@ -168,7 +168,7 @@ async def _place_at(
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return NOTHING
     if timestamp == MAX_TIMESTAMP:
-        batch = await log_store.batch_of_max_timestamp(key)
-        place = None if batch is None else await newest(batch, state.log_start_offset)
-        return place or NOTHING
+        batches = await log_store.batches_of_max_timestamp(key)
+        places = [await newest(batch, state.log_start_offset) for batch in batches]
+        return max((place for place in places if place), key=lambda place: place[0], default=NOTHING)
     return await first_of_log_since(log_store, key, timestamp, state.log_start_offset) or NOTHING

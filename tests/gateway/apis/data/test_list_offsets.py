@@ -115,6 +115,17 @@ async def test_the_records_and_not_the_head_give_a_batch_its_greatest_timestamp(
     assert all(verify_crc(batch) for batch in batches)
 
 
+@pytest.mark.parametrize(("times", "found"), [([5000], (5000, 3)), ([1500], (2000, 2)), ([2000], (2000, 2))])
+async def test_greatest_timestamp_of_a_batch_does_not_count_if_its_record_is_deleted(
+    node: DataPlane, times: list[int], found: tuple[int, int]
+) -> None:
+    topic = await node.create_topic("t")
+    await node.send(topic, batch_of(b"a", b"b", b"c", timestamps=[9000, 1000, 2000]))
+    await node.send(topic, batch_of(b"d", timestamps=times))
+    await delete_before(node, topic, 1)
+    assert await place(node, topic, MAX_TIMESTAMP) == found
+
+
 async def test_end_is_returned_after_the_last_records_are_deleted(node: DataPlane) -> None:
     """Another gateway answered 0 for LATEST after DeleteRecords, and 0 if no timestamp matched."""
     topic = await node.create_topic("t")
