@@ -146,6 +146,19 @@ async def test_all_partitions_are_added_or_none(client: WireClient) -> None:
     assert await producer.end(committed=False) is ErrorCode.INVALID_TXN_STATE
 
 
+async def test_internal_topics_are_not_enlisted(client: WireClient) -> None:
+    """The writer of `__consumer_offsets` would take an ABORT marker for a record of a group without a name."""
+    partition = (fresh("there"), 0)
+    await create_topic(client, partition[0])
+    await client.send(FindCoordinatorRequest(key="g"), 1)
+    producer = await producer_of(client)
+    assert await producer.add(partition, ("__consumer_offsets", 0)) == [
+        ErrorCode.OPERATION_NOT_ATTEMPTED,
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ]
+    assert await producer.end(committed=False) is ErrorCode.INVALID_TXN_STATE
+
+
 @pytest.mark.parametrize("version", range(4))
 async def test_strangers_are_refused(client: WireClient, version: int) -> None:
     topic = fresh("strangers")

@@ -28,7 +28,7 @@ from protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnTransaction,
 )
 from protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
-from storage.types import Partition, PartitionKey
+from storage.types import Partition, PartitionKey, Topic
 
 FIRST_VERSION_WITH_FENCED = 2
 FIRST_VERSION_WITH_ABORTABLE = 4
@@ -79,7 +79,7 @@ async def _take_in(
     operation = AclOperation.WRITE if context.version < FIRST_VERSION_OF_BROKERS else None
     known = await look_up_topics((topic.name for topic in asked.topics), context, operation)
     found = {
-        (topic.name, index): find_partition(known[topic.name], index)
+        (topic.name, index): _writable(known[topic.name], index)
         async for topic in in_pieces(asked.topics)
         async for index in in_pieces(topic.partitions)
     }
@@ -115,6 +115,13 @@ async def _take_in(
             async for topic in in_pieces(asked.topics)
         ]
     )
+
+
+def _writable(topic: Topic | ErrorCode, index: int) -> Partition | ErrorCode:
+    """Return the partition, or the reason of a refusal. Clients write to no internal topic, so its log has no markers.
+    Kafka refuses with the same code."""
+    internal = isinstance(topic, Topic) and topic.internal
+    return ErrorCode.TOPIC_AUTHORIZATION_FAILED if internal else find_partition(topic, index)
 
 
 def _code_at(version: int, code: ErrorCode) -> ErrorCode:
