@@ -206,11 +206,26 @@ def compress(codec: Compression, body: Buffer, level: int | None = None) -> Buff
         case Compression.GZIP:
             return memoryview(cramjam.gzip.compress(body, level=level))
         case Compression.LZ4:
-            return memoryview(cramjam.lz4.compress(body, level=level))
+            return _compress_lz4(body, level)
         case Compression.ZSTD:
             return memoryview(cramjam.zstd.compress(body, level=level))
         case Compression.SNAPPY:
             return _compress_snappy(body)
+
+
+def _compress_lz4(body: Buffer, level: int | None) -> bytearray:
+    """Return a frame like Java's. Java reads only independent blocks, and the codec's blocks depend on each other. So
+    the codec makes a frame of each block, and the blocks of these frames become one frame.
+    """
+    view = memoryview(body)
+    frame = bytearray(_LZ4_HEAD)
+    for start in range(0, len(view), _LZ4_BLOCK_BYTES):
+        made = memoryview(cramjam.lz4.compress(view[start : start + _LZ4_BLOCK_BYTES], level=level))
+        block = made[len(_LZ4_HEAD) :]
+        (length,) = cast("tuple[int]", _LZ4_LENGTH.unpack_from(block))
+        frame += block[: _LZ4_LENGTH.size + (length & ~_LZ4_AS_IT_IS)]
+    frame += bytes(_LZ4_LENGTH.size)
+    return frame
 
 
 def _compress_snappy(body: Buffer) -> bytearray:

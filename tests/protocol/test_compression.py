@@ -9,7 +9,7 @@ import lz4.frame
 import pytest
 
 from protocol import compression
-from protocol.compression import Compression, DecompressedTooLargeError, decompress
+from protocol.compression import Compression, DecompressedTooLargeError, compress, decompress
 from protocol.errors import ProtocolError
 
 MAX_BYTES = 1 << 20
@@ -50,6 +50,18 @@ def test_usual_lz4_frame_is_read_block_by_block(seed: int) -> None:
     plain = plain_of(random.Random(seed))
     scratch = memoryview(bytearray(b"\xff") * MAX_BYTES)
     assert bytes(decompress(Compression.LZ4, frame(plain), MAX_BYTES, scratch)) == plain
+
+
+@pytest.mark.usefixtures("no_decoder_of_frames")
+@pytest.mark.parametrize("level", [None, 1, 9, 17])
+@pytest.mark.parametrize("seed", range(12))
+def test_lz4_blocks_that_the_gateway_writes_are_independent(seed: int, level: int | None) -> None:
+    """Java's clients refuse a frame whose blocks depend on each other: they cannot read on behind such a batch."""
+    plain = plain_of(random.Random(seed))
+    made = bytes(compress(Compression.LZ4, plain, level))
+    assert not lz4.frame.get_frame_info(made)["block_linked"]
+    assert lz4.frame.decompress(made) == plain
+    assert decompress(Compression.LZ4, made, MAX_BYTES, memoryview(bytearray(MAX_BYTES))) == plain
 
 
 @pytest.mark.parametrize("unusual", ["linked", "checksum", "sized"])
