@@ -29,6 +29,10 @@ frames.
 _LZ4_BLOCK_BYTES = 64 * 1024
 _LZ4_AS_IT_IS = 1 << 31
 _LZ4_LENGTH = struct.Struct("<I")
+_LZ4_MAGIC = _LZ4_HEAD[:4]
+_LZ4_FIXED_FLAGS, _LZ4_FLAGS = 0xE3, 0x60
+"""Flags of a frame that every client reads: version 1, independent blocks, no dictionary."""
+_LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM = 0x10, 0x08, 0x04
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEAD_BYTES = 16
@@ -135,6 +139,24 @@ def _lz4_blocks(payload: memoryview, output: memoryview) -> memoryview | None:
         except cramjam.DecompressionError:
             return None
     return None
+
+
+def lz4_fault(payload: memoryview) -> str | None:
+    """Return the reason why Java's clients cannot read an intact records section in lz4. They read one frame, and only
+    independent blocks (KIP-57). The codec reads more.
+    """
+    flags = payload[len(_LZ4_MAGIC)] if len(payload) >= len(_LZ4_HEAD) else 0
+    if bytes(payload[: len(_LZ4_MAGIC)]) != _LZ4_MAGIC or flags & _LZ4_FIXED_FLAGS != _LZ4_FLAGS:
+        return "the records are not an lz4 frame of independent blocks"
+    position = len(_LZ4_HEAD) + (8 if flags & _LZ4_CONTENT_SIZE else 0)
+    while position + _LZ4_LENGTH.size <= len(payload):
+        (length,) = cast("tuple[int]", _LZ4_LENGTH.unpack_from(payload, position))
+        position += _LZ4_LENGTH.size
+        if not length:
+            position += 4 if flags & _LZ4_CONTENT_CHECKSUM else 0
+            break
+        position += (length & ~_LZ4_AS_IT_IS) + (4 if flags & _LZ4_BLOCK_CHECKSUM else 0)
+    return "bytes follow the lz4 frame of the records" if position < len(payload) else None
 
 
 def _decompress_snappy(payload: memoryview, max_bytes: int, scratch: memoryview | None) -> memoryview:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import crc32c
+import lz4.frame
 import pytest
 
 from gateway.config.topic import TopicConfig
@@ -14,7 +15,7 @@ from gateway.log.batch_validation import MAX_RECORD_ERRORS, Refused, validate
 from protocol.compression import Compression, DecompressedTooLargeError
 from protocol.errors import ErrorCode
 from protocol.record_reader import WINDOW_RECORDS
-from protocol.records import BatchHead, Record, TimestampType, build_batch
+from protocol.records import HEAD_BYTES, BatchHead, Record, TimestampType, build_batch, read_head, seal_batch
 
 NOW_MS = 1_800_000_000_000
 CONFIG = TopicConfig()
@@ -108,6 +109,40 @@ def test_zstd_needs_version_7() -> None:
     records = batch(compression=Compression.ZSTD)
     assert code_of(judge(records, version=6)) is ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
     assert isinstance(judge(records, version=7), BatchHead)
+
+
+@pytest.mark.parametrize(
+    ("compress", "accepted"),
+    [
+        pytest.param(lambda body: lz4.frame.compress(body, block_linked=False), True, id="independent"),
+        pytest.param(
+            lambda body: lz4.frame.compress(
+                body, block_linked=False, block_checksum=True, content_checksum=True, block_size=5
+            ),
+            True,
+            id="checksums",
+        ),
+        pytest.param(lambda body: lz4.frame.compress(body, block_linked=True), False, id="linked"),
+        pytest.param(
+            lambda body: b"".join(lz4.frame.compress(part, block_linked=False) for part in (body[:500], body[500:])),
+            False,
+            id="two frames",
+        ),
+        pytest.param(
+            lambda body: b"\x50\x2a\x4d\x18" + bytes(4) + lz4.frame.compress(body, block_linked=False),
+            False,
+            id="behind a frame to skip",
+        ),
+        pytest.param(lambda _body: b"", False, id="empty"),
+    ],
+)
+def test_lz4_is_accepted_if_java_reads_it(compress: Callable[[bytes], bytes], accepted: bool) -> None:
+    """A consumer in Java cannot read on behind a batch that it cannot decompress."""
+    plain = build_batch([record(offset, value=b"some text " * 30) for offset in range(1000)])
+    head = read_head(plain)
+    records = seal_batch(head._replace(attributes=Compression.LZ4), compress(plain[HEAD_BYTES:]))
+    verdict = judge(records)
+    assert isinstance(verdict, BatchHead) if accepted else code_of(verdict) is ErrorCode.INVALID_RECORD
 
 
 def test_batch_of_max_message_bytes_is_accepted() -> None:
