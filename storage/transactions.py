@@ -63,6 +63,14 @@ class StoredProducer:
     ending: Ending | None = None
     """None: no decided end is still to be carried out."""
 
+    @property
+    def enlisted_id(self) -> int | None:
+        """The producer id under which the ongoing transaction has enlisted partitions; None: there is no transaction.
+        The record has another id if the end is decided and the epochs of this one are used up."""
+        if self.record is None or self.started_ms is None:
+            return None
+        return self.record.producer_id if self.ending is None else self.ending.producer_id
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedProducer:
@@ -71,6 +79,7 @@ class RecordedProducer:
     transactional_id: str
     record: ProducerRecord
     updated_ms: int
+    enlisted_id: int | None
     started_ms: int | None
     """Time at which the transaction began; None: no transaction is open."""
     last_started_ms: int | None
@@ -204,7 +213,14 @@ class TransactionStore:
         )
         read = [(_stored_producer(loaded(row["transactional_id"]), row), row["updated_ms"]) for row in rows]
         return [
-            RecordedProducer(each.transactional_id, each.record, updated_ms, each.started_ms, each.last_started_ms)
+            RecordedProducer(
+                each.transactional_id,
+                each.record,
+                updated_ms,
+                each.enlisted_id,
+                each.started_ms,
+                each.last_started_ms,
+            )
             for each, updated_ms in read
             if each.record is not None
         ]

@@ -190,7 +190,7 @@ class TransactionSource:
     async def read(self, owners: Sequence[str]) -> AsyncGenerator[Owned]:
         store = self._transactions.store
         found = {each.transactional_id: each for each in await store.recorded(owners)}
-        open_ids = [each.record.producer_id for each in found.values() if each.started_ms is not None]
+        open_ids = [each.enlisted_id for each in found.values() if each.enlisted_id is not None]
         partitions = await store.partitions(open_ids)
         groups = await store.groups(open_ids)
         async for owner in in_pieces(owners):
@@ -198,8 +198,8 @@ class TransactionSource:
             if read is None:
                 yield Owned(owner)
                 continue
-            producer_id = read.record.producer_id
-            taken_in = self._taken_in(partitions.get(producer_id, ()), groups.get(producer_id, ()))
+            open_id = -1 if read.enlisted_id is None else read.enlisted_id
+            taken_in = self._taken_in(partitions.get(open_id, ()), groups.get(open_id, ()))
             now = of_transactions.record_of(read, taken_in)
             yield Owned(owner, list(of_transactions.beginning_of(read)), aiter(in_pieces(now)))
 

@@ -138,9 +138,7 @@ async def _describe(
 ) -> list[DescribedTransaction]:
     store = context.services.transactions.store
     found = await store.read_many(frozenset(transactional_ids))
-    open_ids = [
-        read.record.producer_id for read in found.values() if read.record is not None and read.started_ms is not None
-    ]
+    open_ids = [read.enlisted_id for read in found.values() if read.enlisted_id is not None]
     partitions = await store.partitions(open_ids)
     groups = await store.groups(open_ids)
     count = offsets_partitions(context.services.catalog)
@@ -169,7 +167,7 @@ def _described(
         transaction_start_time_ms=NOT_OPEN if started_ms is None else started_ms,
         producer_id=record.producer_id,
         producer_epoch=record.producer_epoch,
-        topics=topics.get(record.producer_id, ()),
+        topics=() if read.enlisted_id is None else topics.get(read.enlisted_id, ()),
     )
 
 

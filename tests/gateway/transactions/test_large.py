@@ -11,11 +11,16 @@ import asyncpg
 import pytest
 
 from gateway.apis.transactions.lifecycle import refuse_add_offsets_to_txn, refuse_add_partitions_to_txn
-from gateway.coordinator.transactions import InitProducer, Producer
+from gateway.apis.transactions.transaction_admin import describe_transactions
+from gateway.coordinator.transactions import EXHAUSTED_FROM_EPOCH, InitProducer, Producer
+from gateway.internal_log.sources import TransactionSource
 from gateway.transactions.coordinator import Transactions
+from protocol.api_keys import ApiKey
+from protocol.coordinator_records import TRANSACTION, decode_value
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from protocol.messages.describe_transactions import DescribeTransactionsRequest
 from protocol.records import Record, build_batch
 from storage.errors import StorageError, StorageUnavailable
 from storage.transactions import MAX_SIZE, EndedTransaction, ProducerRecord, StoredProducer, TransactionStore
@@ -235,6 +240,35 @@ async def test_an_end_that_fails_half_way_keeps_its_outcome(
     views = [await seen(node, topic, partition) for partition in range(PARTITIONS)]
     assert views == [([0, 1, 2], not committed)] * PARTITIONS
     assert (await another.store.read("a")).ending is None
+
+
+async def test_partitions_left_to_mark_are_shown_if_the_epochs_of_their_producer_id_are_used_up(
+    node: DataPlane, transactions: Transactions, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = await begin(transactions, "a", [])
+    await node.database.hot.fetch(
+        "update transactional_producer set producer_epoch = $1 where transactional_id = 'a'", EXHAUSTED_FROM_EPOCH
+    )
+    await transactions.add("a", producer.producer_id, EXHAUSTED_FROM_EPOCH, keys_of(topic))
+
+    async def lost(_read: StoredProducer) -> EndedTransaction | None:
+        raise StorageUnavailable("Postgres is away")
+
+    monkeypatch.setattr(transactions.store, "continue_end", lost)
+    with pytest.raises(StorageUnavailable):
+        await transactions.end("a", producer.producer_id, EXHAUSTED_FROM_EPOCH, committed=True, raise_epoch=True)
+    left = tuple(range(AT_A_TIME, PARTITIONS))
+    asked = DescribeTransactionsRequest(transactional_ids=("a",))
+    answer = await describe_transactions(asked, node.context(ApiKey.DESCRIBE_TRANSACTIONS, 0))
+    (state,) = answer.transaction_states
+    assert state.producer_id != producer.producer_id
+    assert [(each.topic, each.partitions) for each in state.topics] == [("t", left)]
+    (owned,) = [each async for each in TransactionSource(transactions, lambda: 1).read(["a"])]
+    assert owned.now is not None
+    ((_, value),) = [entry async for entry in owned.now]
+    assert isinstance(value, bytes)
+    _, record = decode_value(TRANSACTION, value)
+    assert [(each.topic, each.partition_ids) for each in record.transaction_partitions] == [("t", left)]
 
 
 async def test_concurrent_completions_mark_each_partition_once(
