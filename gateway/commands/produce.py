@@ -17,8 +17,8 @@ from io import BufferedReader
 from typing import cast
 
 from gateway.commands import log
-from gateway.commands.client import Cluster
-from gateway.commands.errors import CommandError
+from gateway.commands.client import PASSING_CODES, Cluster
+from gateway.commands.errors import CommandError, PassingError
 from gateway.commands.refusals import reason
 from protocol.errors import ErrorCode
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
@@ -30,6 +30,13 @@ ACKS = {"1": 1, "all": -1}
 _READ_BYTES = 256 * 1024
 _PRODUCE_BY_NAME = 12
 _APPEND_WAIT_MS = 30_000
+_PASSING_CODES = PASSING_CODES | {
+    ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.NOT_ENOUGH_REPLICAS,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    ErrorCode.KAFKA_STORAGE_ERROR,
+}
+"""Errors of Produce that pass when the brokers are well again. After most of them the batch may be in the log."""
 
 Pair = tuple[bytes | None, bytes]
 """Key and value from one line."""
@@ -116,8 +123,12 @@ def _lines() -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def append(cluster: Cluster, topic: str, partition: int, batch: bytes, *, acks: int) -> int:
-    """Append one batch and return the offset of its first record. `acks` is Kafka's number."""
+def append(cluster: Cluster, topic: str, partition: int, batch: bytes, *, acks: int, repeats: bool = True) -> int:
+    """Append one batch and return the offset of its first record. `acks` is Kafka's number.
+
+    Raise PassingError if the batch may or may not be in the log. If `repeats` is true, the batch is sent again after
+    some of these errors, such as NOT_LEADER_OR_FOLLOWER, and may then be in the log twice.
+    """
     where = f"{topic}[{partition}]"
     request = ProduceRequest(
         acks=acks,
@@ -136,15 +147,15 @@ def append(cluster: Cluster, topic: str, partition: int, batch: bytes, *, acks: 
     def code(response: ProduceResponse | None) -> int:
         if response is None:
             return ErrorCode.LEADER_NOT_AVAILABLE
-        return response.responses[0].partition_responses[0].error_code
+        return response.responses[0].partition_responses[0].error_code if repeats else ErrorCode.NONE
 
     response = cluster.until_settled(attempt, code)
     if response is None:
-        raise CommandError(f"{where} has no leader: repeat the command when a broker leads the partition")
+        raise PassingError(f"{where} has no leader: repeat the command when a broker leads the partition")
     result = response.responses[0].partition_responses[0]
     if result.error_code:
         why = reason(result.error_code, result.error_message, needs=f"--operation write --topic {topic}")
-        raise CommandError(f"{where}: {why}")
+        raise (PassingError if result.error_code in _PASSING_CODES else CommandError)(f"{where}: {why}")
     return result.base_offset
 
 

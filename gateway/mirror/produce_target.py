@@ -21,11 +21,12 @@ from gateway.commands.errors import CommandError, PassingError
 from gateway.commands.groups import Commit, commit_offsets, committed
 from gateway.commands.log import Bounds, TopicPartition
 from gateway.commands.produce import append
+from gateway.commands.topic_changes import settings
 from gateway.mirror.groups import GROUP_PREFIX
 from gateway.mirror.offsets import OffsetRuns
 from gateway.mirror.source import SourceTopic
 from gateway.mirror.verify import compare, records_between
-from protocol.records import build_batch, iter_records, read_head
+from protocol.records import TimestampType, build_batch, iter_records, read_head
 from storage.chunks import write_head
 from storage.mirror import MirroredBatch
 
@@ -102,9 +103,13 @@ class ProduceTarget:
         bounds = log.bounds(self._source, [key])
         log.demand_answers([key], bounds)
         originals = records_between(self._source, key, runs.next_source, bounds[key].end)
+        stamps = any(each.value == "LogAppendTime" for each in settings(self._target, key[0]))
         for found in records_between(self._target, key, runs.next_target, end):
             original = next(originals, None)
-            if original is None or found != replace(original, offset=runs.next_target):
+            if original is None:
+                raise _written(key)
+            timestamp = found.timestamp if stamps else original.timestamp
+            if found != replace(original, offset=runs.next_target, timestamp=timestamp):
                 raise _written(key)
             runs.copied(original.offset, 1, original.offset + 1)
 
@@ -121,10 +126,13 @@ class ProduceTarget:
                 continue
             without_gap = head.records_count == head.last_offset_delta + 1
             offsets = None if without_gap else [record.offset for record in iter_records(batch.records)]
-            if without_gap:
+            if without_gap and head.timestamp_type is TimestampType.CREATE_TIME:
                 write_head(batch.records, 0, -1)  # brokers refuse a produced batch whose base offset is not 0
-            data = bytes(batch.records) if without_gap else _closed(batch)
-            first = append(self._target, topic, partition, data, acks=_ALL_REPLICAS)
+                data = bytes(batch.records)
+            else:
+                data = _closed(batch)
+            # Not repeated here: the next run compares the target's end with the source (`_find_again`).
+            first = append(self._target, topic, partition, data, acks=_ALL_REPLICAS, repeats=False)
             if first != runs.next_target:
                 raise _written(key)
             if offsets is None:
@@ -146,13 +154,11 @@ class ProduceTarget:
 
 
 def _closed(batch: MirroredBatch) -> bytes:
-    """Return the records of a batch at offsets that follow each other, as a broker demands."""
-    head = read_head(batch.records)
+    """Return the records of a batch as a broker demands: at offsets that follow each other, with the timestamp type
+    CreateTime."""
     return build_batch(
         [replace(record, offset=number) for number, record in enumerate(iter_records(batch.records))],
-        compression=head.compression,
-        timestamp_type=head.timestamp_type,
-        max_timestamp=head.max_timestamp,
+        compression=read_head(batch.records).compression,
     )
 
 

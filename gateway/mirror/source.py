@@ -49,8 +49,8 @@ class Source:
         self.cluster = cluster
         self._leaders: dict[TopicPartition, int] = {}
         self._topic_ids: dict[str, UUID] = {}
-        """Ids that the topics had when they were looked at last. A read by id never returns records of a later topic of
-        the same name."""
+        """Ids that the topics had when they were seen last, also of topics that were deleted since. A read by id never
+        returns records of a later topic of the same name."""
         self._turn = 0
 
     def cluster_id(self) -> str:
@@ -76,7 +76,7 @@ class Source:
             found.append(SourceTopic(name, topic.topic_id, tuple(partitions)))
             leaders |= {(name, each.partition_index): each.leader_id for each in topic.partitions}
         self._leaders = leaders
-        self._topic_ids = {topic.name: topic.topic_id for topic in found}
+        self._topic_ids |= {topic.name: topic.topic_id for topic in found}
         return sorted(found, key=lambda topic: topic.name)
 
     def read(

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import time
 import uuid
+from typing import Any
 
 import confluent_kafka
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage]
 
+from gateway.cli import main
 from gateway.commands import groups
+from gateway.commands.client import Cluster
+from gateway.commands.errors import PassingError
 from gateway.commands.groups import Commit, commit_offsets
+from gateway.commands.produce import append
 from gateway.mirror.groups import GROUP_PREFIX
+from protocol.errors import ErrorCode
+from protocol.messages.produce import PartitionProduceResponse, ProduceRequest, ProduceResponse, TopicProduceResponse
+from protocol.records import Record, build_batch
 from tests.clients.topics import create_topic
 from tests.gateway_process import GatewayProcess
 from tests.mirror.mirrors import (
@@ -24,6 +34,7 @@ from tests.mirror.mirrors import (
     transact,
     try_once,
     watermarks,
+    words,
 )
 
 
@@ -133,6 +144,53 @@ def _position(source: str, target: GatewayProcess, topic: str, commit: Commit | 
             commit_offsets(other, group, {(topic, 0): commit})
         topic_id, _, runs = groups.committed(other, group)[topic, 0].metadata.partition(" ")
         return topic_id, runs
+
+
+def test_records_that_a_leader_appended_and_refused_are_not_appended_again(
+    source: str, target: GatewayProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic = create_topic(source, 1)
+    fill(source, topic, 0, 10)
+    ask = Cluster.ask
+
+    def moving(self: Cluster, response_type: type[Any], request: object, **more: Any) -> Any:
+        """Answer the first Produce as a leader does that loses the partition after it has appended the records."""
+        response = ask(self, response_type, request, **more)
+        if not isinstance(request, ProduceRequest) or response.responses[0].partition_responses[0].base_offset > 0:
+            return response
+        partition = PartitionProduceResponse(index=0, error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER, base_offset=-1)
+        return ProduceResponse(responses=(TopicProduceResponse(name=topic, partition_responses=(partition,)),))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Cluster, "ask", moving)
+        code = main(words(source, target, "--once", "--json", "--produce", "--topics", topic)[3:])
+    printed = capsys.readouterr()
+    assert (code, "NOT_LEADER_OR_FOLLOWER" in printed.err) == (1, True), printed
+    mirror_once(source, target, "--produce", "--topics", topic)
+    assert read_partition(target.bootstrap, topic) == read_partition(source, topic)
+
+
+def test_append_to_a_partition_without_a_leader_may_be_tried_again(target: GatewayProcess) -> None:
+    host, _, port = target.bootstrap.partition(":")
+    with Cluster([(host, int(port))], timeout_s=0.3) as broker, pytest.raises(PassingError, match="has no leader"):
+        append(broker, f"t-{uuid.uuid4().hex[:12]}", 0, build_batch([Record(0, 1, None, b"")]), acks=-1)
+
+
+def test_records_with_the_time_of_their_append_are_copied(source: str, target: GatewayProcess) -> None:
+    topic = f"t-{uuid.uuid4().hex[:12]}"
+    wanted = NewTopic(topic, 1, 1, config={"message.timestamp.type": "LogAppendTime"})
+    admin = AdminClient({"bootstrap.servers": source})
+    admin.create_topics([wanted])[topic].result(30)
+    fill(source, topic, 0, 10)
+    mirror_once(source, target, "--produce", "--topics", topic)
+    topic_id, _ = _position(source, target, topic)
+    _position(source, target, topic, Commit(5, f"{topic_id} 5 0:0:5"))  # as a mirror that was killed after an append
+    fill(source, topic, 0, 5)
+    mirror_once(source, target, "--produce", "--topics", topic)
+    copy, original = read_partition(target.bootstrap, topic), read_partition(source, topic)
+    assert [record._replace(timestamp=(0, 0)) for record in copy] == [
+        record._replace(timestamp=(0, 0)) for record in original
+    ]
 
 
 def test_a_killed_mirror_goes_on_without_a_duplicate_or_a_gap(source: str, target: GatewayProcess) -> None:

@@ -6,6 +6,7 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from gateway.commands.client import Cluster
 from gateway.commands.errors import CommandError, PassingError
@@ -13,6 +14,8 @@ from gateway.mirror.source import Source
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
 from protocol.messages.metadata import MetadataResponse, MetadataResponsePartition, MetadataResponseTopic
+from tests.clients.topics import create_topic
+from tests.mirror.mirrors import cluster, fill
 
 ID = UUID(int=7)
 
@@ -54,6 +57,19 @@ def test_a_topic_that_the_source_cannot_describe_now_is_not_left_out() -> None:
     assert [topic.name for topic in source.topics(["orders"])] == ["orders"]
     with pytest.raises(PassingError, match="topic payments"):
         source.topics(["*"])
+
+
+def test_a_topic_made_anew_after_its_deletion_was_seen_is_not_read(source: str) -> None:
+    topic = create_topic(source, 1)
+    with cluster(source) as broker:
+        read = Source(broker)
+        read.topics([topic])
+        admin = AdminClient({"bootstrap.servers": source})
+        admin.delete_topics([topic])[topic].result(30)
+        assert broker.until_shown(lambda: read.topics([topic]), lambda found: not found) == []
+        create_topic(source, 1, topic)
+        fill(source, topic, 0, 10)
+        assert read.read({(topic, 0): 5}, max_wait_ms=0) == []
 
 
 @pytest.mark.parametrize("answered", [("orders", 1), ("payments", 0)])
