@@ -93,6 +93,7 @@ async def share_acknowledge(
         async for part in in_pieces(topic.partitions):
             given[topic.topic_id, part.partition_index] = part.acknowledgement_batches
     parts = await _parts(session.group_id, given, context)
+    await _verify(session, parts, context)
     answerer = _Fetch(request, session, parts, context)
     await answerer.acknowledge(given, renews=request.is_renew_ack)
     if request.share_session_epoch == FINAL_EPOCH:

@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from gateway.apis.data.share_fetch import share_fetch
+from gateway.apis.data.share_fetch import share_acknowledge, share_fetch
 from gateway.cluster.placement import Leaders
 from gateway.config.broker import BrokerConfig
 from gateway.coordinator.facts import MemberId
@@ -35,7 +35,14 @@ from gateway.share.partitions import SharePartitions
 from gateway.share.sessions import ShareSessions
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
-from protocol.messages.share_fetch import FetchPartition, FetchTopic, PartitionData, ShareFetchRequest
+from protocol.messages.share_acknowledge import AcknowledgePartition, AcknowledgeTopic, ShareAcknowledgeRequest
+from protocol.messages.share_fetch import (
+    AcknowledgementBatch,
+    FetchPartition,
+    FetchTopic,
+    PartitionData,
+    ShareFetchRequest,
+)
 from protocol.records import Record, build_batch, read_head
 from storage.errors import StorageUnavailable
 from storage.share import ShareKey, ShareRow
@@ -330,6 +337,33 @@ async def test_leadership_lost_and_regained_between_two_checks_is_noticed(by: st
     node.append(0)
     answer = await (asyncio.wait_for(waiting, 10) if waiting is not None else node.fetch())
     assert acquired(answer[0]) == [(5, 5)]
+
+
+async def test_a_lock_is_not_renewed_after_another_node_led_the_partition() -> None:
+    node = Node(1)
+    node.append(0, 4)
+    assert acquired((await node.fetch(0))[0]) == [(0, 3)]
+    # In the meantime another node has led the partition and delivered the same records.
+    node.services.membership.leaders = SimpleNamespace(leader=lambda partition: NODE)  # pyright: ignore[reportUnknownLambdaType]
+    node.rows.rows[ShareKey("s", node.topic_id, 0)] = ShareRow(2, 0)
+    renewing = AcknowledgementBatch(first_offset=0, last_offset=3, acknowledge_types=(AcknowledgeType.RENEW,))
+    request = ShareAcknowledgeRequest(
+        group_id="s",
+        member_id=MEMBER,
+        share_session_epoch=1,
+        is_renew_ack=True,
+        topics=(
+            AcknowledgeTopic(
+                topic_id=node.topic_id,
+                partitions=(AcknowledgePartition(partition_index=0, acknowledgement_batches=(renewing,)),),
+            ),
+        ),
+    )
+    context = RequestContext(
+        ApiKey.SHARE_ACKNOWLEDGE, 2, 1, "tests", ConnectionInfo("connection", "/127.0.0.1"), cast("Any", node.services)
+    )
+    answer = await share_acknowledge(request, context)
+    assert answer.responses[0].partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 async def test_a_session_that_ended_acquires_nothing() -> None:
