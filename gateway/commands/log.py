@@ -11,7 +11,7 @@ from gateway.commands.errors import PassingError
 
 TopicPartition = tuple[str, int]
 EARLIEST_MS, LATEST_MS = -2, -1
-READ_COMMITTED = 1
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 
 
 class Bounds(NamedTuple):
@@ -26,6 +26,11 @@ def bounds(cluster: Cluster, partitions: Sequence[TopicPartition]) -> dict[Topic
     ends = _list_offsets(cluster, partitions, LATEST_MS)
     found = {key: Bounds(starts[key], ends[key]) for key in partitions if key in starts and key in ends}
     return {key: bounds for key, bounds in found.items() if min(bounds) >= 0}
+
+
+def high_watermarks(cluster: Cluster, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+    """Return the end of each partition that answers, with the records of open transactions and those behind them."""
+    return _list_offsets(cluster, partitions, LATEST_MS, READ_UNCOMMITTED)
 
 
 def offsets_at(cluster: Cluster, partitions: Sequence[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
@@ -46,7 +51,7 @@ def demand_answers(partitions: Sequence[TopicPartition], found: Container[TopicP
 
 
 def _list_offsets(
-    cluster: Cluster, partitions: Sequence[TopicPartition], timestamp_ms: int
+    cluster: Cluster, partitions: Sequence[TopicPartition], timestamp_ms: int, isolation_level: int = READ_COMMITTED
 ) -> dict[TopicPartition, int]:
     """Return the offset of each partition that answers; -1 if it has no record of that time."""
     from protocol.messages.list_offsets import (
@@ -69,7 +74,7 @@ def _list_offsets(
             )
             for name in sorted({topic for topic, _ in keys})
         )
-        request = ListOffsetsRequest(replica_id=-1, isolation_level=READ_COMMITTED, topics=topics)
+        request = ListOffsetsRequest(replica_id=-1, isolation_level=isolation_level, topics=topics)
         response = cluster.ask(ListOffsetsResponse, request, node_id=leader)
         found |= {
             (topic.name, partition.partition_index): partition.offset

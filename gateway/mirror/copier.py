@@ -72,6 +72,8 @@ class Copier:
         self._target = target
         self._warn = warn
         self.progress: dict[TopicPartition, Progress] = {}
+        self.is_held_back = False
+        """True if `ends` found records that cannot be copied yet."""
         self._topic_ids: dict[str, UUID] = {}
 
     async def begin(self, topics: Sequence[SourceTopic]) -> None:
@@ -97,9 +99,20 @@ class Copier:
             self.progress[key] = Progress(position, position)
 
     async def ends(self) -> dict[TopicPartition, int]:
-        """Return the present end of each partition. Raise PassingError if a partition does not answer, because a copy
-        without it would look complete."""
-        return {key: found.end for key, found in (await self._bounds(sorted(self.progress))).items()}
+        """Return the present end of each partition. Warn of records behind it that wait for an open transaction. Raise
+        PassingError if a partition does not answer, because a copy without it would look complete."""
+        keys = sorted(self.progress)
+        # Asked for first: what arrives after this answer must not look like a record behind a transaction.
+        newest = await asyncio.to_thread(log.high_watermarks, self._source.cluster, keys)
+        ends = {key: found.end for key, found in (await self._bounds(keys)).items()}
+        for (topic, partition), end in ends.items():
+            if newest.get((topic, partition), end) > end:
+                self.is_held_back = True
+                self._warn(
+                    f"{topic}[{partition}]: records from offset {end} on wait for an open transaction and are not "
+                    "copied: run this again when the transaction has ended"
+                )
+        return ends
 
     async def _bounds(self, keys: Sequence[TopicPartition]) -> dict[TopicPartition, log.Bounds]:
         found = await asyncio.to_thread(log.bounds, self._source.cluster, keys)

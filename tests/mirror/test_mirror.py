@@ -195,6 +195,22 @@ def test_verify_finds_no_difference_in_a_copy(source: str, target: GatewayProces
     ]
 
 
+def test_records_behind_an_open_transaction_are_named_and_follow_later(source: str, target: GatewayProcess) -> None:
+    topic = create_topic(source, 1)
+    fill(source, topic, 0, 10)
+    producer = confluent_kafka.Producer({"bootstrap.servers": source, "transactional.id": uuid.uuid4().hex})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"open", partition=0)
+    assert producer.flush(30) == 0
+    fill(source, topic, 0, 5)
+    code, _, said = try_once(source, target, "--topics", topic)
+    assert (code, f"{topic}[0]: records from offset 10 on wait for an open transaction" in said) == (1, True), said
+    producer.commit_transaction(30)
+    mirror_once(source, target, "--topics", topic)
+    assert read_partition(target.bootstrap, topic) == read_partition(source, topic)
+
+
 def test_a_killed_mirror_goes_on_without_a_duplicate_or_a_gap(source: str, target: GatewayProcess) -> None:
     topic = create_topic(source, 4)
     seed = random.randrange(2**32)
