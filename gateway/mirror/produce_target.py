@@ -80,9 +80,9 @@ class ProduceTarget:
         return runs
 
     def _adopt(self, key: TopicPartition, bounds: Bounds, log_start_offset: int) -> OffsetRuns:
-        """Return the runs of a partition that has no commit. The result is empty, or it agrees with the source."""
-        if bounds.end == 0:
-            return OffsetRuns.begin(log_start_offset, 0)
+        """Return the runs of a partition that has no commit. The partition is empty, or it agrees with the source."""
+        if bounds.start == bounds.end:
+            return OffsetRuns.begin(log_start_offset, bounds.end)
         source = log.bounds(self._source, [key]).get(key)
         if source is not None and source.end >= bounds.end:
             start = max(bounds.end - COMPARED_OFFSETS, 0)

@@ -105,6 +105,22 @@ def test_a_topic_with_records_of_its_own_is_refused(source: str, target: Gateway
     assert "has records in the target that are not those of the source" in said
 
 
+def test_a_topic_whose_records_were_all_removed_receives_the_log(source: str, target: GatewayProcess) -> None:
+    topic, group = create_topic(source, 1), f"g-{uuid.uuid4().hex[:8]}"
+    create_topic(target.bootstrap, 1, topic)
+    fill(source, topic, 0, 10)
+    commit(source, group, {(topic, 0): 4})
+    fill(target.bootstrap, topic, 0, 7)
+    admin = AdminClient({"bootstrap.servers": target.bootstrap})
+    end = confluent_kafka.TopicPartition(topic, 0, 7)
+    admin.delete_records([end])[end].result(30)  # as retention does when all records are old
+    mirror_once(source, target, "--produce", "--topics", topic, "--groups", group)
+    copy = read_partition(target.bootstrap, topic)
+    assert [record.offset for record in copy] == list(range(7, 17))
+    assert without_offsets(copy) == without_offsets(read_partition(source, topic))
+    assert committed(target.bootstrap, group, (topic, 0)) == [11]
+
+
 def test_records_that_a_client_added_are_found(source: str, target: GatewayProcess) -> None:
     topic = create_topic(source, 1)
     fill(source, topic, 0, 10)
