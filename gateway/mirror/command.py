@@ -156,7 +156,7 @@ async def _copy_from_position(
         if once and not topics:
             raise CommandError(f"no topic of the source matches {' '.join(given.topics)}")
         await asyncio.to_thread(ensure_topics, source.cluster, target, topics, _warn)
-        await copier.begin(topics)
+        await copier.begin(topics, demands_all=once)
         if once:
             await copier.copy_to(await copier.ends())
         else:

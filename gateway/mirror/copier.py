@@ -76,9 +76,10 @@ class Copier:
         """True if `ends` found records that cannot be copied yet."""
         self._topic_ids: dict[str, UUID] = {}
 
-    async def begin(self, topics: Sequence[SourceTopic]) -> None:
+    async def begin(self, topics: Sequence[SourceTopic], *, demands_all: bool) -> None:
         """Take up the partitions of these topics that are not copied yet. Raise CommandError if a topic was replaced by
-        another topic of the same name."""
+        another topic of the same name. If a partition does not answer, raise PassingError if `demands_all` is true.
+        Otherwise warn, and let the next call take it up."""
         for topic in topics:
             if self._topic_ids.setdefault(topic.name, topic.topic_id) != topic.topic_id:
                 raise CommandError(
@@ -93,8 +94,13 @@ class Copier:
         }
         if not new:
             return
-        bounds = await self._bounds(sorted(new))
+        bounds = await asyncio.to_thread(log.bounds, self._source.cluster, sorted(new))
+        if demands_all:
+            log.demand_answers(sorted(new), bounds)
         for key, topic in new.items():
+            if key not in bounds:
+                self._warn(f"{key[0]}[{key[1]}] of the source does not answer now and is not copied yet")
+                continue
             position = await self._target.begin(key, topic, bounds[key].start)
             self.progress[key] = Progress(position, position)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections.abc import Callable
@@ -12,6 +13,9 @@ import pytest
 from gateway.cli import main
 from gateway.commands.client import Cluster
 from gateway.commands.errors import PassingError
+from gateway.mirror.copier import Copier
+from gateway.mirror.produce_target import ProduceTarget
+from gateway.mirror.source import Source
 from protocol.errors import ErrorCode
 from protocol.messages.list_offsets import ListOffsetsRequest
 from protocol.messages.offset_commit import (
@@ -22,7 +26,7 @@ from protocol.messages.offset_commit import (
 )
 from tests.clients.topics import create_topic
 from tests.gateway_process import GatewayProcess
-from tests.mirror.mirrors import commit, committed, fill, words
+from tests.mirror.mirrors import cluster, commit, committed, fill, words
 from tests.steps.moved import without_leader
 
 
@@ -54,6 +58,33 @@ def test_a_mirror_whose_source_does_not_say_where_a_log_ends_does_not_report_a_c
     code = mirror_here(source, target, "--topics", topic)
     printed = capsys.readouterr()
     assert (code, f"{topic}[0] does not answer now" in printed.err) == (1, True), printed
+
+
+def test_a_partition_without_a_leader_does_not_keep_a_following_mirror_from_the_others(
+    source: str, target: GatewayProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = create_topic(source, 2)
+    create_topic(target.bootstrap, 2, topic)
+    for partition in range(2):
+        fill(source, topic, partition, 10)
+    ask, said = Cluster.ask, list[str]()
+
+    def offline(self: Cluster, response_type: type[Any], request: object, **more: Any) -> Any:
+        """Answer as a cluster in which partition 0 has no leader."""
+        response = ask(self, response_type, request, **more)
+        is_source = self is one and isinstance(request, ListOffsetsRequest)
+        return without_leader(response) if is_source and len(response.topics[0].partitions) == 2 else response
+
+    with cluster(source) as one, cluster(target.bootstrap) as other:
+        read = Source(one)
+        topics = read.topics([topic])
+        copier = Copier(read, ProduceTarget(one, other, "source"), said.append)
+        with monkeypatch.context() as patched:
+            patched.setattr(Cluster, "ask", offline)
+            asyncio.run(copier.begin(topics, demands_all=False))
+        assert (list(copier.progress), len(said)) == ([(topic, 1)], 1)
+        asyncio.run(copier.begin(topics, demands_all=False))
+        assert sorted(copier.progress) == [(topic, 0), (topic, 1)]
 
 
 def _no_answer() -> OffsetCommitResponse:
