@@ -56,7 +56,9 @@ class ProduceTarget:
     def _begin(self, key: TopicPartition, topic: SourceTopic, log_start_offset: int) -> OffsetRuns:
         if self._commits is None:
             self._commits = committed(self._target, self._group_id)
-        bounds = log.bounds(self._target, [key]).get(key)
+        bounds = self._target.until_shown(
+            lambda: log.bounds(self._target, [key]).get(key), lambda found: found is not None
+        )
         if bounds is None:
             raise PassingError(f"{_shown(key)} of the target does not answer now: run this again")
         commit = self._commits.get(key)

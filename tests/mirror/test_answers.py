@@ -87,6 +87,29 @@ def test_a_partition_without_a_leader_does_not_keep_a_following_mirror_from_the_
         assert sorted(copier.progress) == [(topic, 0), (topic, 1)]
 
 
+def test_a_mirror_waits_until_the_brokers_of_the_target_know_a_new_topic(
+    source: str, target: GatewayProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic = create_topic(source, 1)
+    fill(source, topic, 0, 10)
+    ask, early = Cluster.ask, True
+
+    def late(self: Cluster, response_type: type[Any], request: object, **more: Any) -> Any:
+        """Answer as a leader does that has not heard of its new partition when the first request arrives."""
+        nonlocal early
+        response = ask(self, response_type, request, **more)
+        if not early or not isinstance(request, ListOffsetsRequest) or self.bootstrap == one:
+            return response
+        early = False
+        return without_leader(response)
+
+    host, _, port = source.partition(":")
+    one = ((host, int(port)),)
+    monkeypatch.setattr(Cluster, "ask", late)
+    code = mirror_here(source, target, "--produce", "--topics", topic)
+    assert (code, early) == (0, False), capsys.readouterr().err
+
+
 def _no_answer() -> OffsetCommitResponse:
     raise PassingError("the coordinator did not answer")
 
