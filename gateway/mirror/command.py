@@ -19,7 +19,7 @@ from gateway.mirror.copier import Copier, Target
 from gateway.mirror.groups import copy_groups
 from gateway.mirror.log_target import LogTarget
 from gateway.mirror.produce_target import ProduceTarget
-from gateway.mirror.source import Source
+from gateway.mirror.source import Source, matches
 from gateway.mirror.topics import ensure_topics
 from gateway.mirror.verify import compare
 from gateway.operate.upkeep import existing_database, require_tables
@@ -165,6 +165,9 @@ async def _copy_from_position(
         if once:
             compared = await _verified(source.cluster, target, copier, into) if given.verify else []
             _report(copier, groups, compared, as_json=given.json)
+            for glob in given.groups:
+                if not any(matches(str(row["group"]), (glob,)) for row in groups):
+                    _warn(f"no group with offsets in these topics matches {glob}")
             return EXIT_FAILED if copier.is_held_back or any(row["result"] != "same" for row in compared) else 0
 
 

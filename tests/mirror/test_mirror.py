@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 import uuid
@@ -182,6 +183,16 @@ def test_groups_move_forward_and_never_beyond_the_copied_records(source: str, ta
     commit(source, group, {(topic, 0): 60})
     assert mirror_once(source, target, *more)["groups"][0]["result"] == "current"
     assert committed(target.bootstrap, group, (topic, 0)) == [90]
+
+
+def test_a_name_that_no_copied_group_has_is_reported(source: str, target: GatewayProcess) -> None:
+    topic, group = create_topic(source, 1), f"g-{uuid.uuid4().hex[:8]}"
+    fill(source, topic, 0, 10)
+    commit(source, group, {(topic, 0): 4})
+    code, report, said = try_once(source, target, "--topics", topic, "--groups", group, f"{group}-mistyped")
+    assert (code, [row["group"] for row in json.loads(report)[0]["groups"]]) == (0, [group])
+    assert said.count("no group") == 1
+    assert f"no group with offsets in these topics matches {group}-mistyped" in said
 
 
 def test_verify_finds_no_difference_in_a_copy(source: str, target: GatewayProcess) -> None:
