@@ -100,3 +100,16 @@ def test_a_log_and_its_groups_go_to_kafka(kafka: str, target: GatewayProcess) ->
     assert [first[0], first[-1], rest[0], rest[-1]] == [0, 211, 210, 249]
     copy, original = read_partition(kafka, topic), read_partition(target.bootstrap, topic)
     assert [record[1:] for record in copy] == [record[1:] for record in original]
+
+
+def test_a_topic_with_the_time_of_the_append_goes_back_to_kafka(kafka: str, target: GatewayProcess) -> None:
+    topic = f"t-{uuid.uuid4().hex[:12]}"
+    wanted = NewTopic(topic, 1, 1, config={"message.timestamp.type": "LogAppendTime"})
+    admin = AdminClient({"bootstrap.servers": kafka})
+    admin.create_topics([wanted])[topic].result(30)
+    fill(kafka, topic, 0, 20)
+    mirror_once(kafka, target, "--topics", topic)
+    fill(target.bootstrap, topic, 0, 10)  # by now producers write to the gateway
+    mirror_once(target.bootstrap, target, "--to", kafka, "--produce", "--topics", topic)
+    copy, original = read_partition(kafka, topic), read_partition(target.bootstrap, topic)
+    assert [(record.offset, *record[2:]) for record in copy] == [(record.offset, *record[2:]) for record in original]
