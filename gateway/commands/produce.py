@@ -28,6 +28,10 @@ MAX_LINE_BYTES = 16 * 1024 * 1024
 ACKS = {"1": 1, "all": -1}
 
 _READ_BYTES = 256 * 1024
+_BATCH_BYTES = 64 * 1024
+"""Bound of a batch of several records. A topic may accept much less than the default of 1 MiB."""
+_RECORD_BYTES = 21
+"""Greatest size of a record's fields beside its key, value and headers."""
 _PRODUCE_BY_NAME = 12
 _APPEND_WAIT_MS = 30_000
 _PASSING_CODES = PASSING_CODES | {
@@ -40,6 +44,7 @@ _PASSING_CODES = PASSING_CODES | {
 
 Pair = tuple[bytes | None, bytes]
 """Key and value from one line."""
+Headers = tuple[tuple[str, bytes], ...]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,18 +84,34 @@ def produce(cluster: Cluster, given: argparse.Namespace) -> int:
                 partition = keyless if key is None else present[murmur2(key) % len(present)]
                 by_partition[partition if given.partition is None else given.partition].append((key, value))
             for partition, pairs in sorted(by_partition.items()):
-                now_ms = time.time_ns() // 1_000_000
-                batch = build_batch(
-                    [Record(offset, now_ms, key, value, headers) for offset, (key, value) in enumerate(pairs)]
-                )
-                first = append(cluster, given.topic, partition, batch, acks=ACKS[given.acks])
-                appended += len(pairs)
-                _report(given, partition, first, len(pairs))
+                for some in _batches(pairs, headers):
+                    now_ms = time.time_ns() // 1_000_000
+                    batch = build_batch(
+                        [Record(offset, now_ms, key, value, headers) for offset, (key, value) in enumerate(some)]
+                    )
+                    first = append(cluster, given.topic, partition, batch, acks=ACKS[given.acks])
+                    appended += len(some)
+                    _report(given, partition, first, len(some))
     except CommandError as error:
         raise CommandError(f"{error}; {appended} records were appended before") from error
     except KeyboardInterrupt:
         return 0
     return 0
+
+
+def _batches(pairs: list[Pair], headers: Headers) -> Iterator[list[Pair]]:
+    """Yield the pairs in runs that fit a batch of `_BATCH_BYTES`. A larger pair is a run of its own."""
+    rest_bytes = _RECORD_BYTES + sum(_RECORD_BYTES + len(name) + len(value) for name, value in headers)
+    some: list[Pair] = []
+    size_bytes = 0
+    for key, value in pairs:
+        more_bytes = rest_bytes + len(key or b"") + len(value)
+        if some and size_bytes + more_bytes > _BATCH_BYTES:
+            yield some
+            some, size_bytes = [], 0
+        some.append((key, value))
+        size_bytes += more_bytes
+    yield some
 
 
 def _header(text: str) -> tuple[str, bytes]:

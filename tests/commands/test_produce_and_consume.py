@@ -69,6 +69,17 @@ def test_keys_go_to_the_partition_of_the_java_client(
     assert said == ("sluice: line 2 has no key separator between a key and a value; 0 records were appended before\n")
 
 
+@pytest.mark.parametrize("more", [(), ("-H", f"source={'s' * 40}")])
+def test_a_file_of_short_lines_is_appended_in_batches_that_the_topic_accepts(
+    sluice: Prompt, topic: str, stdin: io.BytesIO, more: tuple[str, ...]
+) -> None:
+    sluice("topics", "alter", topic, "--set", "max.message.bytes=100000")
+    write(stdin, b"1\n" * 20_000 + b"2" * 90_000 + b"\n" + b"3\n" * 10_000)
+    sluice("produce", topic, "-p", "0", *more)
+    found = sluice("consume", topic, "-e", "-p", "0").splitlines()
+    assert found == ["1"] * 20_000 + ["2" * 90_000] + ["3"] * 10_000
+
+
 def test_consume_starts_where_it_is_told_and_stops_after_n_records(
     sluice: Prompt, gateway: GatewayProcess, topic: str
 ) -> None:
