@@ -222,7 +222,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+    except KeyboardInterrupt:
+        # Python ends the process by SIGINT, so that a shell also ends the script. A person needs no traceback.
+        sys.excepthook = _print_nothing
+        raise
     return code
+
+
+def _print_nothing(*_: object) -> None:
+    """Replace the hook that prints a traceback."""
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:

@@ -18,7 +18,7 @@ from typing import cast
 
 from gateway.commands import log
 from gateway.commands.client import PASSING_CODES, Cluster
-from gateway.commands.errors import CommandError, PassingError
+from gateway.commands.errors import CommandError, PassingError, remark
 from gateway.commands.refusals import reason
 from protocol.errors import ErrorCode
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
@@ -95,7 +95,8 @@ def produce(cluster: Cluster, given: argparse.Namespace) -> int:
     except CommandError as error:
         raise CommandError(f"{error}; {appended} records were appended before") from error
     except KeyboardInterrupt:
-        return 0
+        remark(f"interrupted; {appended} records were appended before")
+        raise
     return 0
 
 

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -37,7 +38,7 @@ class Running:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "gateway.cli", *words],
             cwd=ROOT,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -46,7 +47,8 @@ class Running:
         self.err: Queue[str] = Queue(10_000)
         for stream, queue in ((self._process.stdout, self.out), (self._process.stderr, self.err)):
             assert stream is not None
-            Thread(target=self._read, args=(stream, queue), daemon=True).start()
+            self._err_reader = Thread(target=self._read, args=(stream, queue), daemon=True)  # the last one
+            self._err_reader.start()
 
     @staticmethod
     def _read(stream: IO[str], queue: Queue[str]) -> None:
@@ -61,9 +63,20 @@ class Running:
             if re.search(pattern, line):
                 return line
 
+    def write(self, line: str) -> None:
+        """Write a line to the command's stdin, which stays open."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
     def interrupt(self) -> int:
         self._process.send_signal(signal.SIGINT)
         return self._process.wait(TIMEOUT_S)
+
+    def errors(self) -> list[str]:
+        """Return the unread lines of stderr once the command has ended."""
+        self._err_reader.join(TIMEOUT_S)
+        return list(self.err.queue)
 
     def close(self) -> None:
         if self._process.poll() is None:
@@ -219,3 +232,14 @@ def test_history_follows_the_journal_and_names_the_nearest_groups(
     said = capsys.readouterr().err
     assert said.startswith(f"sluice: the journal has no rows of group {group}s; did you mean ")
     assert group in said
+
+
+def test_a_command_that_waits_for_a_broker_ends_without_a_traceback_on_ctrl_c() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()
+        with running("topics", "list", "-b", f"{host}:{port}") as command:
+            connection, _ = silent.accept()
+            with connection:
+                assert connection.recv(1)
+                assert command.interrupt() == -signal.SIGINT
+            assert command.errors() == []
