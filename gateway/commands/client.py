@@ -7,6 +7,7 @@ the highest that both know. Every wait is bounded by the command's timeout.
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 import time
@@ -164,6 +165,13 @@ class _Connection:
             received += part
         return bytes(received)
 
+    @property
+    def is_closed(self) -> bool:
+        """True if the broker has closed the connection since its last response. A broker sends nothing unrequested."""
+        polled = select.poll()
+        polled.register(self._socket, select.POLLIN)
+        return bool(polled.poll(0))
+
     def close(self) -> None:
         self._socket.close()
 
@@ -197,6 +205,9 @@ class Cluster:
         """Return the response of a broker; of any broker if `node_id` is None. `at_most` bounds the version.
         `response_type` is the class of the response to this request."""
         deadline = time.monotonic() + self._timeout_s
+        # A broker closes idle connections after some minutes, and every connection when it restarts.
+        for closed in [each for each, connection in self._connections.items() if connection.is_closed]:
+            self._forget(closed)
         address = self._any(deadline) if node_id is None else self._address(node_id)
         try:
             return self._connection(address, deadline).ask(response_type, request, deadline, at_most)

@@ -26,7 +26,7 @@ from gateway.commands.top import Group, Look, group_rows, topic_rows
 from tests.commands.terminal import Prompt, consume, consumer, produce
 from tests.commands.terminal import sluice as sluice
 from tests.commands.terminal import topic as topic
-from tests.gateway_process import ROOT, GatewayProcess
+from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess
 
 TIMEOUT_S = 60
 
@@ -232,6 +232,19 @@ def test_history_follows_the_journal_and_names_the_nearest_groups(
     said = capsys.readouterr().err
     assert said.startswith(f"sluice: the journal has no rows of group {group}s; did you mean ")
     assert group in said
+
+
+def test_a_line_after_a_restart_of_the_broker_is_appended(gateway_factory: GatewayFactory) -> None:
+    gateway = gateway_factory()
+    assert main(["topics", "create", "orders", "-b", gateway.bootstrap]) == 0
+    with running("produce", "orders", "-v", "-b", gateway.bootstrap) as command:
+        command.write("before")
+        command.until("0@0")
+        gateway.restart()
+        command.write("after")
+        command.until("0@1")
+        assert command.interrupt() == -signal.SIGINT
+        assert command.errors() == ["sluice: interrupted; 2 records were appended before"]
 
 
 def test_a_command_that_waits_for_a_broker_ends_without_a_traceback_on_ctrl_c() -> None:
