@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from itertools import islice
 
 from gateway.commands import log
@@ -108,12 +107,10 @@ def _positions(cluster: Cluster, start: str, bounds: dict[log.TopicPartition, lo
         offset = int(start)
         return {partition: min(max(offset, found.start), found.end) for (_, partition), found in bounds.items()}
     try:
-        moment = datetime.fromisoformat(start)
+        timestamp_ms = log.time_ms(start)
     except ValueError as error:
         raise CommandError(f"--from {start}: give beginning, end, an offset, or a time in ISO 8601") from error
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    found_at = log.offsets_at(cluster, list(bounds), int(moment.timestamp() * 1000))
+    found_at = log.offsets_at(cluster, list(bounds), timestamp_ms)
     return {key[1]: found_at.get(key, found.end) for key, found in bounds.items()}
 
 

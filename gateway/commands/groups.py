@@ -11,7 +11,6 @@ import argparse
 import io
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from gateway.commands import log
 from gateway.commands.arguments import seconds
@@ -88,10 +87,9 @@ def add_delete(parser: argparse.ArgumentParser) -> None:
 
 def _time_ms(text: str) -> int:
     try:
-        moment = datetime.fromisoformat(text)
+        return log.time_ms(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no time; write e.g. 2026-01-31T12:00:00") from None
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 # --- list, describe, delete -------------------------------------------------------------------------------------------
@@ -183,12 +181,16 @@ def show_lag(cluster: Cluster, given: argparse.Namespace) -> int:
     known = [str(row["group"]) for row in listed_groups(cluster)]
     names: list[str] = list(dict.fromkeys(given.group)) or known
     absent: list[str] = []
+    silent: set[str] = set()
     rows: list[Row] = []
     for group_id in names:
         partitions = _partition_rows(cluster, group_id, _owners(cluster, group_id) if group_id in known else {})
         if not partitions and group_id not in known:
             absent.append(no_group(group_id, known))
             continue
+        silent |= {
+            f"{row['topic']}[{row['partition']}]" for row in partitions if row["log_end"] is None and row["lag"] is None
+        }
         if given.by_partition:
             rows += [{"group": group_id, **row} for row in partitions]
             continue
@@ -210,7 +212,9 @@ def show_lag(cluster: Cluster, given: argparse.Namespace) -> int:
     show(rows, columns, as_json=given.json)
     for said in absent:
         remark(said)
-    return 1 if absent else 0
+    if silent:
+        remark(f"the log of {', '.join(sorted(silent))} does not answer now, and the lag leaves it out: run this again")
+    return 1 if absent or silent else 0
 
 
 def _sum(rows: Sequence[Row], column: str) -> int | None:

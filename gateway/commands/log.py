@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from gateway.commands.client import Cluster
@@ -13,10 +14,20 @@ TopicPartition = tuple[str, int]
 EARLIEST_MS, LATEST_MS = -2, -1
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
 
 class Bounds(NamedTuple):
     start: int
     end: int
+
+
+def time_ms(text: str) -> int:
+    """Return a time in ISO 8601 as Kafka's milliseconds, in UTC if it names no zone. Raise ValueError."""
+    moment = datetime.fromisoformat(text)
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    # Kafka takes negative numbers for names such as EARLIEST_MS.
+    return max((moment - _EPOCH) // timedelta(milliseconds=1), 0)
 
 
 def bounds(cluster: Cluster, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:

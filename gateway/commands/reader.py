@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
@@ -36,8 +37,11 @@ class Reader:
 
     def read(self, partitions: Sequence[int], *, max_wait_ms: int) -> Iterator[tuple[int, Record]]:
         """Yield (partition, record) of available records, in offset order per partition. Stop after one fetch per
-        leader."""
-        for leader, keys in by_leader(self._cluster, [(self._topic, partition) for partition in partitions]).items():
+        leader, or after the wait if no partition has a leader."""
+        by_node = by_leader(self._cluster, [(self._topic, partition) for partition in partitions])
+        if not by_node:
+            time.sleep(max_wait_ms / 1000)  # no leader is elected yet
+        for leader, keys in by_node.items():
             asked = tuple(
                 FetchPartition(
                     partition=partition, fetch_offset=self.positions[partition], partition_max_bytes=_FETCH_BYTES

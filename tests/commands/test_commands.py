@@ -30,6 +30,7 @@ from tests.frames.members import topic_id_of
 from tests.frames.share import ACCEPT, Reader
 from tests.frames.streams import Instance, reading
 from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.steps.moved import without_leader
 from tests.wire import WireClient
 
 
@@ -218,6 +219,37 @@ def test_a_reset_changes_committed_offsets(
     if new < 4:
         with consumer(gateway, group, topic) as member:
             assert consume(member, 4 - new) == ["a", "b", "c", "d"][new:]
+
+
+def test_lag_names_the_partitions_that_do_not_answer_and_exits_with_1(
+    sluice: Prompt,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    gateway: GatewayProcess,
+) -> None:
+    group = f"g-{uuid.uuid4().hex[:8]}"
+    produce(gateway, topic, 0, ["a", "b", "c", "d"])
+    sluice("groups", "reset-offsets", group, "--topic", topic, "--to-earliest", "--execute")
+    ask = Cluster.ask
+
+    def moving(self: Cluster, response_type: type[Any], request: object, **more: Any) -> Any:
+        response = ask(self, response_type, request, **more)
+        return without_leader(response) if isinstance(request, ListOffsetsRequest) else response
+
+    monkeypatch.setattr(Cluster, "ask", moving)
+    assert main(["groups", "lag", group, "-b", gateway.bootstrap]) == 1
+    said = capsys.readouterr().err
+    assert said == f"sluice: the log of {topic}[0] does not answer now, and the lag leaves it out: run this again\n"
+
+
+def test_a_reset_to_a_time_begins_at_that_millisecond(sluice: Prompt, gateway: GatewayProcess, topic: str) -> None:
+    produce(gateway, topic, 0, ["a", "b"])
+    reset = ("groups", "reset-offsets", f"g-{topic}", "--topic", f"{topic}:0")
+    (row,) = sluice.json(*reset, "--to-time", "1970-01-01T00:00:01.001")
+    assert row["new"] == 1
+    (row,) = sluice.json(*reset, "--to-time", "1969-12-31T23:59:59.999")
+    assert row["new"] == 0
 
 
 def test_a_reset_to_a_time_changes_nothing_if_a_partition_does_not_answer(

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
+import time
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
+from gateway.commands.arguments import addresses
+from gateway.commands.client import Cluster
+from gateway.commands.reader import Reader
 from tests.commands.terminal import Prompt, consume, consumer, produce
 from tests.commands.terminal import sluice as sluice
 from tests.commands.terminal import topic as topic
@@ -88,6 +94,7 @@ def test_consume_starts_where_it_is_told_and_stops_after_n_records(
     assert sluice(*one, "-n", "1") == f"{topic} 0 0 k0 a 1000%\n"
     assert sluice(*one, "-n", "1", "--from", "2") == f"{topic} 0 2 k2 c 3000%\n"
     assert sluice(*one, "-n", "1", "--from", "1970-01-01T00:00:01.500Z") == f"{topic} 0 1 k1 b 2000%\n"
+    assert sluice(*one, "-n", "1", "--from", "1970-01-01T00:00:01.001Z") == f"{topic} 0 1 k1 b 2000%\n"
     assert sluice("consume", topic, "-e") == "a\nb\nc\nd\n"
     assert sluice("consume", topic, "-e", "--from", "end") == ""
     (line,) = sluice("consume", topic, "-n", "1", "--from", "3", "-p", "0", "--json").splitlines()
@@ -114,3 +121,21 @@ def test_a_mistyped_topic_of_a_record_command_is_answered_with_the_nearest_names
     said = sluice(verb, mistyped, code=1)
     assert said.startswith(f"sluice: there is no topic {mistyped}; did you mean ")
     assert topic in said
+
+
+def test_consume_waits_between_its_questions_for_a_leader(
+    gateway: GatewayProcess, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = Cluster.ask
+
+    def without_leaders(self: Cluster, response_type: type[Any], request: object, **more: Any) -> Any:
+        response = ask(self, response_type, request, **more)
+        (found,) = response.topics
+        partitions = tuple(dataclasses.replace(each, leader_id=-1) for each in found.partitions)
+        return dataclasses.replace(response, topics=(dataclasses.replace(found, partitions=partitions),))
+
+    monkeypatch.setattr(Cluster, "ask", without_leaders)
+    with Cluster(addresses(gateway.bootstrap), timeout_s=10) as cluster:
+        began_at_s = time.monotonic()
+        assert list(Reader(cluster, topic, {0: 0}).read([0], max_wait_ms=200)) == []
+        assert time.monotonic() - began_at_s >= 0.2
