@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 
 from storage import schema
-from storage.embedded import CLUSTER, EmbeddedPostgres
+from storage.embedded import CLUSTER, EmbeddedPostgres, EmbeddedPostgresError
 from storage.migrate import migrate
 from storage.pool import Database
 from storage.postgres_programs import Programs, find_programs
@@ -66,23 +66,33 @@ class TestPostgres:
         # Root's server runs as another user, who must be able to pass.
         self.data_dir.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700)
         kept = _kept_cluster(programs)
-        was_kept = kept is not None and kept.is_dir() and await _copy(kept, self.data_dir)
-        self._server = EmbeddedPostgres(self.data_dir, programs=programs.directory, settings=SERVER_SETTINGS)
-        url = await self._server.start()
-        if was_kept:
-            return url
+        if kept is not None and kept.is_dir() and await _copy(kept, self.data_dir):
+            try:
+                return await self._serve(programs)
+            except EmbeddedPostgresError:
+                # The kept files are not synced, so they are damaged if the machine lost its power after it wrote them.
+                for damaged in (kept, self.data_dir / CLUSTER):
+                    await asyncio.to_thread(shutil.rmtree, damaged, True)
+        url = await self._serve(programs)
         async with _opened(url) as database:
             await migrate(database)
         if kept is not None:
-            await self._server.stop()
+            await self._stop_server()
             await asyncio.to_thread(_keep, self.data_dir / CLUSTER, kept)
-            url = await self._server.start()
+            url = await self._serve(programs)
         return url
+
+    async def _serve(self, programs: Programs) -> str:
+        self._server = EmbeddedPostgres(self.data_dir, programs=programs.directory, settings=SERVER_SETTINGS)
+        return await self._server.start()
+
+    async def _stop_server(self) -> None:
+        if self._server is not None:
+            await self._server.stop()
 
     async def stop(self) -> None:
         """Stop the server and remove its directory."""
-        if self._server is not None:
-            await self._server.stop()
+        await self._stop_server()
         await asyncio.to_thread(shutil.rmtree, self.data_dir, True)
 
 

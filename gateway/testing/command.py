@@ -121,7 +121,8 @@ async def _run_beside(command: Sequence[str], bootstrap: str, stopping: asyncio.
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
     told.cancel()
-    return await ended
+    code = await ended
+    return code if code >= 0 else 128 - code  # a signal's number is negative here, and a shell adds 128 to it
 
 
 async def _obey(control: socket.socket, node: TestNode, stopping: asyncio.Event) -> None:

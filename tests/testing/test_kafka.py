@@ -358,6 +358,17 @@ def test_the_leftovers_of_a_killed_server_are_removed_by_the_next_one() -> None:
     assert not os.path.exists(data)
 
 
+def test_a_damaged_kept_cluster_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with Kafka():
+        (control,) = tmp_path.glob("sluice/cluster-*/global/pg_control")
+        # A machine that loses its power may leave a file that was not synced without its bytes.
+        os.truncate(control, 0)
+    with Kafka() as kafka:
+        assert produce(kafka, kafka.create_topic(), "a") == [None]
+    assert control.stat().st_size > 0
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -378,6 +389,10 @@ def test_a_command_runs_beside_a_server_and_gives_its_exit_code() -> None:
     assert first == second
     assert first.startswith("127.0.0.1:")
     assert done.returncode == 7, done.stderr
+
+
+def test_a_command_that_a_signal_ends_gives_the_exit_code_of_a_shell() -> None:
+    assert run_test_server("--", "sh", "-c", "kill -9 $$").returncode == 128 + signal.SIGKILL
 
 
 def test_a_command_that_does_not_exist_is_one_sentence() -> None:
