@@ -54,7 +54,7 @@ search makes some copies of it. These threads also wait for the schema registry,
 _BY_NAME = 12
 """Last version of Fetch, and of Produce, that names topics instead of using ids."""
 EARLIEST, LATEST = -2, -1
-READ_COMMITTED = 1
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 
 T = TypeVar("T")
 
@@ -265,7 +265,7 @@ class TopicViews:
                 and found.scanned < MAX_SCANNED
                 and time.monotonic() < until_s
             ):
-                if not await self._read(who, search, index, found, 0):
+                if not await self._read(who, search, index, found):
                     break
         found.records.sort(key=lambda each: (each["timestamp"], each["partition"], each["offset"]), reverse=True)
         return {
@@ -290,11 +290,13 @@ class TopicViews:
         for answer in answers:
             await self._take(who, search, answer, found)
 
-    async def _read(self, who: Viewer, search: Search, index: int, found: _Found, wait_ms: int) -> bool:
+    async def _read(self, who: Viewer, search: Search, index: int, found: _Found) -> bool:
         """Read one round of a partition. Return whether the position moved."""
         before = found.positions[index]
-        isolation = 0 if search.with_control else READ_COMMITTED
-        (answer,) = await self._fetch(who, search, {index: before}, wait_ms, isolation)
+        (answer,) = await self._fetch(who, search, {index: before}, 0, READ_COMMITTED)
+        if search.with_control and not answer.error_code and not answer.records:
+            # Only readers of uncommitted records get those behind the last stable offset.
+            (answer,) = await self._fetch(who, search, {index: before}, 0, READ_UNCOMMITTED)
         await self._take(who, search, answer, found)
         return found.positions[index] > before
 
@@ -327,28 +329,18 @@ class TopicViews:
             found.positions[index] = max(starts.get(index, 0), found.positions[index])
             return
         refuse(answer.error_code)
-        states = await self._states(who, search, answer) if search.with_control else None
-        await self._decode(partial(_collect, search, answer, found, states, self._schemas()))
-
-    async def _states(self, who: Viewer, search: Search, answer: PartitionData) -> tuple[int, list[tuple[int, int]]]:
-        """Return the last stable offset and the aborted transactions, which only a reader of committed records gets."""
-        at = {answer.partition_index: max(answer.log_start_offset, 0)}
-        (committed,) = await self._fetch(who, search, at, 0, READ_COMMITTED)
-        aborted = [(each.producer_id, each.first_offset) for each in committed.aborted_transactions or ()]
-        return committed.last_stable_offset, aborted
+        await self._decode(partial(_collect, search, answer, found, self._schemas()))
 
     async def record(self, who: Viewer, search: Search, index: int, offset: int) -> dict[str, object]:
         """Return one record with larger parts of its key and value, and both in hex."""
         positions = {index: offset}
-        (answer,) = await self._fetch(who, search, positions, 0, 0)
+        (answer,) = await self._fetch(who, search, positions, 0, READ_UNCOMMITTED)
         refuse(answer.error_code)
 
         schemas = self._schemas()
 
         def find() -> dict[str, object] | None:
             for batch in split_batches(cast("Buffer", answer.records or b""), fetched=True):
-                if read_head(batch).is_control:
-                    continue
                 for record in iter_records(batch):
                     if record.offset == offset:
                         told = _told(record, index, search, MAX_WHOLE_BYTES, schemas)
@@ -392,43 +384,43 @@ def _collect(
     search: Search,
     answer: PartitionData,
     found: _Found,
-    states: tuple[int, list[tuple[int, int]]] | None,
     schemas: Schemas | None,
 ) -> None:
-    """Add those records of the answer that match the search, and move the search's position."""
+    """Add those records of the answer that match the search, and move the search's position. An answer for a reader
+    of uncommitted records lies behind the last stable offset, so its transactions are open."""
     index = answer.partition_index
     aborted = sorted(
         ((each.first_offset, each.producer_id) for each in answer.aborted_transactions or ()), reverse=True
     )
     running: set[int] = set()
-    stable, known_aborted = states or (0, [])
     for batch in split_batches(cast("Buffer", answer.records or b""), fetched=True):
         head = read_head(batch)
         while aborted and aborted[-1][0] <= head.last_offset:
             running.add(aborted.pop()[1])
-        is_control = head.is_control
-        if is_control and states is None:
+        is_aborted = head.is_transactional and head.producer_id in running
+        if head.is_control:
             running.discard(head.producer_id)
+        if not search.with_control and (is_aborted or head.is_control):
             found.positions[index] = head.last_offset + 1
             continue
-        left_out = head.is_transactional and head.producer_id in running
         try:
             for record in iter_records(batch):
-                if record.offset < found.positions[index] or left_out:
+                if record.offset < found.positions[index]:
                     continue
                 if len(found.records) >= search.limit:
                     return
                 found.scanned += 1
                 found.positions[index] = record.offset + 1
-                if is_control:
+                if head.is_control:
                     kind = control_type_of(batch)
                     told = _told(record, index, search, MAX_SHOWN_BYTES, None)
                     told["state"] = "control" if kind is None else f"{kind.name.lower()} marker"
                     found.records.append(told)
                 elif search.finds(record):
                     told = _told(record, index, search, MAX_SHOWN_BYTES, schemas)
-                    if states is not None and head.is_transactional:
-                        told["state"] = _state(record.offset, head.producer_id, stable, known_aborted)
+                    if search.with_control and head.is_transactional:
+                        is_open = answer.aborted_transactions is None
+                        told["state"] = "open" if is_open else "aborted" if is_aborted else "committed"
                         told["producer"] = head.producer_id
                     found.records.append(told)
         except ProtocolError as error:
@@ -441,12 +433,6 @@ def _collect(
                 }
             )
         found.positions[index] = max(found.positions[index], head.last_offset + 1)
-
-
-def _state(offset: int, producer_id: int, stable: int, aborted: Sequence[tuple[int, int]]) -> str:
-    if offset >= stable:
-        return "open"
-    return "aborted" if any(each == producer_id and first <= offset for each, first in aborted) else "committed"
 
 
 def _told(record: Record, index: int, search: Search, most: int, schemas: Schemas | None) -> dict[str, object]:

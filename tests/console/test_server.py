@@ -403,6 +403,27 @@ def test_transaction_states_are_shown_on_request(console: Consoled):
     producer.abort_transaction(30)
 
 
+def test_each_transaction_of_a_producer_has_its_own_state(console: Consoled):
+    topic = "redecided"
+    console.topic(topic, 1)
+    # More than one answer of Fetch holds lies before the transactions.
+    console.produce(topic, [(None, os.urandom(600_000), None) for _ in range(3)])
+    producer = Producer({"bootstrap.servers": console.gateway.bootstrap, "transactional.id": "twice", "linger.ms": 0})
+    producer.init_transactions(30)
+    for end in (producer.abort_transaction, producer.commit_transaction):
+        producer.begin_transaction()
+        producer.produce(topic, b"v")
+        producer.flush(30)
+        end(30)
+    person = console.person
+    wait_for(lambda: person.get("topic", name=topic)["partitions"][0]["end"] == 7, "seven records")
+    found = person.get("topic/records", topic=topic, begin="offset", value="3", control="1")["records"]
+    states = {record["offset"]: record["state"] for record in found}
+    assert states == {3: "aborted", 4: "abort marker", 5: "committed", 6: "commit marker"}
+    marker = person.get("topic/record", topic=topic, partition=0, offset=4)
+    assert (marker["offset"], marker["value"]["size"]) == (4, 6)
+
+
 def test_large_value_is_cut_in_lists_and_longer_alone(console: Consoled):
     console.topic("large", 1, {"max.message.bytes": "10000000"})
     producer = Producer({"bootstrap.servers": console.gateway.bootstrap, "message.max.bytes": 9_000_000})
