@@ -125,8 +125,8 @@ class Oidc:
         joint = "&" if urlsplit(provider.authorization_url).query else "?"
         return f"{provider.authorization_url}{joint}{urlencode(query)}", cookie
 
-    async def finish(self, answer: Mapping[str, str], cookie: str, origin: str) -> AccessToken:
-        """Return the ID token for the provider's answer in the callback's query. Raise LoginError."""
+    def check_begun(self, answer: Mapping[str, str], cookie: str) -> None:
+        """Raise LoginError unless the answer is to a recent login of this browser."""
         begun_s = cookie.rpartition(".")[2]
         if not (begun_s.isascii() and begun_s.isdigit() and len(begun_s) < 20):
             raise LoginError("state", "the browser has no cookie of a login")
@@ -136,6 +136,10 @@ class Oidc:
             raise LoginError("state", "the state is not that of this browser's login")
         if not 0 <= time.monotonic() - int(begun_s) <= LOGIN_S:
             raise LoginError("late", f"the login took longer than {LOGIN_S} s")
+
+    async def finish(self, answer: Mapping[str, str], cookie: str, origin: str) -> AccessToken:
+        """Return the ID token for the provider's answer in the callback's query, which `check_begun` has checked. Raise
+        LoginError."""
         provider = await self._metadata()
         named = answer.get("iss")
         if named != self.issuer and (named is not None or provider.names_itself):

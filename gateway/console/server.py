@@ -361,13 +361,15 @@ class Console:
         """Log in the person whom the provider sends back. The page that opens is always one of this console."""
         if self._oidc is None:
             return failure(404, "this console has no OpenID Connect provider (console.oidc.issuer)")
-        keys = (f"address {request.remote or ''}",)
+        keys, cookie = (f"address {request.remote or ''}",), request.cookies.get(oidc.COOKIE, "")
         try:
+            # A page of another site can lead a browser here, so an answer to no login is not counted as a failed login.
+            self._oidc.check_begun(request.query, cookie)
             if self._attempts.wait_s(*keys) > 0:
                 raise LoginError("often", "too many failed logins")
             self._attempts.failed(*keys)
             origin = f"{request.scheme}://{request.host}"
-            found = await self._oidc.finish(request.query, request.cookies.get(oidc.COOKIE, ""), origin)
+            found = await self._oidc.finish(request.query, cookie, origin)
         except LoginError as error:
             return self._login_failed(request, error)
         self._attempts.forget(*keys)

@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, expect
 from gateway.config.broker_parsing import parse_broker_configs
 from gateway.config.definition import ConfigError
 from gateway.console.oidc import Oidc
+from gateway.console.sessions import MAX_ATTEMPTS
 from tests.conftest import gateways
 from tests.console.consoles import Answer, Consoled, Person, start_consoled
 from tests.console.providers import Provider, provider
@@ -105,6 +106,14 @@ def test_session_that_the_provider_opened_changes_nothing_without_the_pages_toke
     person, asked = _begun(site)
     _finish(site, person, asked)
     assert person.post("action/plan", {"action": "delete", "group": "g"}).status == 403
+
+
+def test_answers_to_no_login_of_the_browser_keep_nobody_from_logging_in(site: Site):
+    """A page of another site can lead a browser to the callback as often as it likes."""
+    for _ in range(MAX_ATTEMPTS + 1):
+        answer = Person(site.console.port).ask("GET", "/api/oidc/callback?state=x&code=y")
+        assert answer.headers["Location"] == "/#/?login=state"
+    assert _finish(site, *_begun(site)).headers["Location"] == "/#/?login=done"
 
 
 @pytest.mark.parametrize("given", ["", "wrong"])
