@@ -56,7 +56,8 @@ class HttpServer:
                 web.get("/version", self._get_version),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_TIMEOUT_S)
+        # A scrape ends when its client has gone. Otherwise clients that leave would make others wait for their scrapes.
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_TIMEOUT_S, handler_cancellation=True)
         self._scraping = asyncio.Lock()
 
     @web.middleware

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import socket
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
-from gateway.operate.http import MAX_CONNECTIONS
-from tests.gateway_process import GatewayProcess
+from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
+
+from gateway.operate.http import MAX_CONNECTIONS, HttpServer
+from gateway.operate.metrics import Metrics
+from tests.gateway_process import GatewayProcess, free_ports
 
 
 def test_one_address_leaves_connections_to_the_probes_of_others(gateway: GatewayProcess) -> None:
@@ -23,3 +28,46 @@ def test_one_address_leaves_connections_to_the_probes_of_others(gateway: Gateway
         probe.request("GET", "/livez")
         assert probe.getresponse().status == 200
         probe.close()
+
+
+async def test_scrape_whose_client_has_gone_is_not_made() -> None:
+    """A client that asks and leaves, again and again, must not make Prometheus wait."""
+    (port,) = free_ports(1)
+    begun, released = asyncio.Event(), asyncio.Event()
+    scrapes = 0
+
+    async def snapshot() -> Collector:
+        nonlocal scrapes
+        scrapes += 1
+        begun.set()
+        await released.wait()
+        return CollectorRegistry()
+
+    async def ask(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        await writer.drain()
+        return reader, writer
+
+    async def answered(path: str) -> bytes:
+        reader, writer = await ask(path)
+        said = await reader.read()
+        writer.close()
+        return said
+
+    server = HttpServer(Metrics())
+    await server.bind("127.0.0.1", port)
+    await server.serve(snapshot, {})
+    try:
+        leaving = [(await ask("/metrics"))[1] for _ in range(20)]
+        await begun.wait()
+        await answered("/livez")  # By now the server has read all requests.
+        for writer in leaving:
+            writer.close()
+        for _ in range(2):
+            await answered("/livez")
+        released.set()
+        assert (await answered("/metrics")).startswith(b"HTTP/1.1 200")
+        assert scrapes == 2
+    finally:
+        await server.stop()
