@@ -105,7 +105,8 @@ class _Requests(Collector):
         requests = CounterMetricFamily(
             "sluice_requests", "Answered requests by the answer's top-level error.", labels=["api", "version", "error"]
         )
-        for (api, version), series in self.series.items():
+        # A thread renders a scrape, and the event loop may add a series in the meantime.
+        for (api, version), series in self.series.copy().items():
             buckets, sum_s, outcomes = series.snapshot()
             if not outcomes:
                 continue

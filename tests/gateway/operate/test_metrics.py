@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from gateway.operate.metrics import Metrics
 
 
@@ -19,3 +21,24 @@ def test_commits_are_counted_with_what_they_carry() -> None:
     assert sample("sluice_commit_seconds_count") == 3
     assert sample("sluice_commit_seconds_sum") == 99.0011
     assert (sample("sluice_committed_batches_total"), sample("sluice_committed_bytes_total")) == (6, 1050)
+
+
+def test_scrape_succeeds_while_requests_of_new_versions_are_counted() -> None:
+    """The event loop counts requests, and a thread renders a scrape."""
+    metrics = Metrics()
+    ended = threading.Event()
+
+    def count() -> None:
+        version = 0
+        while not ended.is_set():
+            version += 1
+            metrics.request_series("produce", version).observe(0.001, 0)
+
+    counting = threading.Thread(target=count)
+    counting.start()
+    try:
+        while sum(len(metric.samples) for metric in metrics.registry.collect()) < 20_000:
+            pass
+    finally:
+        ended.set()
+        counting.join()
