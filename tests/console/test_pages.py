@@ -452,6 +452,21 @@ def test_read_only_console_offers_no_change(gateway_factory: GatewayFactory, bro
         console.close()
 
 
+def test_overview_goes_on_when_its_node_has_started_again(gateway_factory: GatewayFactory, browser: Browser):
+    """A node forgets its sessions when it ends."""
+    console = start_consoled(gateway_factory)
+    context = browser.new_context()
+    page = context.new_page()
+    try:
+        page.goto(console.url)
+        expect(page.get_by_text("live", exact=True)).to_be_visible()
+        console.gateway.restart()
+        expect(page.get_by_text("not connected; trying again")).to_be_visible(timeout=20_000)
+        expect(page.get_by_text("live", exact=True)).to_be_visible(timeout=20_000)
+    finally:
+        context.close()
+
+
 @pytest.mark.alone
 def test_first_paint_comes_soon(busy: Consoled, browser: Browser):
     with opened(browser, busy, "/") as page:

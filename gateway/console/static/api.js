@@ -56,10 +56,16 @@ export function stream(path, parameters, handlers) {
     source.onerror = () => {
       if (source && source.readyState === EventSource.CLOSED) {
         close();
-        retry = setTimeout(open, 3000);
+        retry = setTimeout(again, 3000);
       }
       if (handlers.down) handlers.down();
     };
+  };
+  // The node refuses a stream without a session, for example after it has restarted.
+  const again = async () => {
+    await refreshSession().catch(() => {});
+    if (session.needsLogin) window.dispatchEvent(new Event("login"));
+    else open();
   };
   const close = () => {
     clearTimeout(retry);
