@@ -61,7 +61,10 @@ class ConsoleStore:
         return tuple(row.values())
 
     async def groups(self, search: str, limit: int) -> list[Loaded]:
-        return _loaded(await self._pool.fetch(statement("console_groups"), stored(search), limit))
+        rows = _loaded(await self._pool.fetch(statement("console_groups"), stored(search), limit))
+        for row in rows:
+            row["lags"] = json.loads(row["lags"])
+        return rows
 
     async def group_offsets(self, group_id: str, limit: int) -> list[Loaded]:
         return _loaded(await self._pool.fetch(statement("console_group_offsets"), stored(group_id), limit))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NotRequired, TypedDict
 from uuid import UUID
 
@@ -142,13 +142,19 @@ class GroupViews:
                 "protocol": row["protocol_type"],
                 "state": live.get(row["group_id"], (row["state"], 0))[0],
                 "members": live[row["group_id"]][1] if row["group_id"] in live else row["members"],
-                "lag": row["lag"],
+                "lag": self._lag(who, row["lags"]),
                 "changed": row["changed_ms"],
             }
             for row in rows
             if self.may_describe(who, row["group_id"])
         ]
         return {"groups": shown, "cut": len(rows) == MAX_GROUPS}
+
+    def _lag(self, who: Viewer, lags: Mapping[str, int]) -> int | None:
+        """Return the lag in the topics that the viewer may describe, or None if the group has committed none of
+        them."""
+        shown = [lag for topic, lag in lags.items() if self.may_describe_topic(who, topic)]
+        return sum(shown) if shown else None
 
     def _live(self) -> dict[str, tuple[str, int]]:
         """Return state and number of members of the groups that this node holds in memory."""

@@ -16,6 +16,7 @@ from gateway.cluster.jobs import Job
 from gateway.console.groups import GroupRow, GroupViews
 from gateway.console.kafka import Kafka, Viewer
 from gateway.console.timeline import duration
+from gateway.net.context import Principal
 from gateway.security.kinds import AclOperation, ResourceType
 from gateway.version import program_version
 from storage.console import ConsoleStore, Loaded
@@ -40,7 +41,10 @@ class _Reads:
     """Earlier reads of totals and lags, the oldest first, kept only while a person looks."""
 
     totals: list[tuple[float, Loaded]] = field(default_factory=list[tuple[float, Loaded]])
-    lags: list[tuple[float, dict[str, int]]] = field(default_factory=list[tuple[float, dict[str, int]]])
+    lags: dict[Principal, list[tuple[float, dict[str, int]]]] = field(
+        default_factory=lambda: defaultdict(list[tuple[float, dict[str, int]]])
+    )
+    """By viewer, because each may see other groups and topics."""
 
 
 class Attention(GroupRow):
@@ -75,7 +79,7 @@ class Overview:
         forced = await self._store.forced_handoffs(now_ms - RECENT_MS, MAX_EVENTS)
         refused = await self._store.refusals(now_ms - RECENT_MS, MAX_EVENTS)
         lags = {row["id"]: row["lag"] or 0 for row in listed["groups"]}
-        earlier = self._earlier_lags(lags)
+        earlier = self._earlier_lags(who, lags)
         attention = attend(listed["groups"], events, forced, refused, earlier, now_ms)
         sees_cluster = self._kafka.may(who, AclOperation.DESCRIBE, ResourceType.CLUSTER)
         return {
@@ -143,11 +147,17 @@ class Overview:
             "bytes": max(totals["size_bytes"] - each["size_bytes"], 0) / (now - at),
         }
 
-    def _earlier_lags(self, lags: dict[str, int]) -> Mapping[str, int]:
-        now, reads = time.monotonic(), self._reads.lags
+    def _earlier_lags(self, who: Viewer, lags: dict[str, int]) -> Mapping[str, int]:
+        now, kept = time.monotonic(), self._reads.lags
+        for viewer in [viewer for viewer, reads in kept.items() if reads[-1][0] < now - 2 * LAG_MEMORY_S]:
+            del kept[viewer]
+        reads = kept[who.principal]
         while reads and (reads[0][0] < now - 2 * LAG_MEMORY_S or len(reads) >= MAX_LAG_READS):
             reads.pop(0)
-        earlier = next((each for at, each in reads if now - at >= LAG_MEMORY_S / 3), dict[str, int]())
+        earlier: dict[str, int] = {}
+        for at, each in reversed(reads):
+            if now - at >= LAG_MEMORY_S / 3:
+                earlier |= each
         if not reads or now - reads[-1][0] >= 1.0:
             reads.append((now, lags))
         return earlier

@@ -11,14 +11,17 @@ select
     (select max(seq) from journal_offset where group_id = $1 and error_code <> 0) as refusal;
 
 -- name: console_groups
--- Groups whose id contains $1, at most $2, ordered by id: members, lag, and the state that the journal wrote last.
+-- Groups whose id contains $1, at most $2, ordered by id: members, lag by topic, and the state that the journal wrote
+-- last.
 select
     g.group_id, g.group_type, g.protocol_type,
     coalesce(last.state_after, g.state) as state,
     coalesce(last.at_ms, g.state_timestamp_ms) as changed_ms,
     (select count(*) from group_member m where m.group_id = g.group_id) as members,
-    (select sum(l.lag)::bigint from consumer_lag l where l.group_id = g.group_id) as lag,
-    (select sum(l.committed_offset)::bigint from consumer_lag l where l.group_id = g.group_id) as committed
+    (
+        select coalesce(jsonb_object_agg(t.topic, t.lag), '{}')
+        from (select l.topic, sum(l.lag) as lag from consumer_lag l where l.group_id = g.group_id group by l.topic) t
+    )::text as lags
 from (
     select * from consumer_group where $1 = '' or position($1 in group_id) > 0 order by group_id limit $2
 ) g

@@ -12,6 +12,8 @@ import os
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -424,6 +426,19 @@ def test_each_transaction_of_a_producer_has_its_own_state(console: Consoled):
     assert (marker["offset"], marker["value"]["size"]) == (4, 6)
 
 
+def test_person_above_a_quota_waits_as_a_client_does(console: Consoled):
+    console.topic("limited", 1)
+    console.produce("limited", [(None, os.urandom(400_000), None) for _ in range(3)])
+    limit = ["quotas", "set", "--bootstrap", console.gateway.bootstrap, "--client", "sluice-console"]
+    person = console.person
+    for rate in ("100000", "1000000000"):
+        subprocess.run([sys.executable, "-m", "gateway.cli", *limit, f"consumer_byte_rate={rate}"], check=True)
+        began_s = time.monotonic()
+        found = person.get("topic/records", topic="limited", begin="earliest")
+        took_s = time.monotonic() - began_s
+        assert (len(found["records"]), took_s > 1) == (3, rate == "100000")
+
+
 def test_large_value_is_cut_in_lists_and_longer_alone(console: Consoled):
     console.topic("large", 1, {"max.message.bytes": "10000000"})
     producer = Producer({"bootstrap.servers": console.gateway.bootstrap, "message.max.bytes": 9_000_000})
@@ -558,6 +573,7 @@ def guarded(postgres: Databases) -> Iterator[Consoled]:
         console = start_consoled(factory, {**AUTHORIZER, **more})
         _prepare(console)
         yield console
+        console.close()
 
 
 def _prepare(console: Consoled) -> None:
@@ -605,6 +621,36 @@ def test_viewer_sees_only_what_the_authorizer_permits(guarded: Consoled):
     for action in ({"action": "reset", "to": "earliest"}, {"action": "delete"}):
         assert alice.post("action/plan", {"group": "hers", **action}).status == 403
     assert alice.get("overview")["nodes"] == []
+
+
+def test_lag_of_a_group_leaves_out_topics_that_the_viewer_may_not_describe(guarded: Consoled):
+    commit(guarded, "hers", 0, "secret")
+    guarded.produce("secret", [(None, b"v", None)] * 7)
+    guarded.produce(ORDERS, [(None, b"v", None)])
+    for user, lag in (("bob", 8), ("alice", 1)):
+        person = Person(guarded.port)
+        person.log_in(user, f"{user}-secret")
+        (row,) = person.get("groups", search="hers")["groups"]
+        assert row["lag"] == lag
+        (urgent,) = [each for each in person.get("overview")["attention"] if each["id"] == "hers"]
+        assert f"{lag} records wait" in urgent["why"]
+
+
+def test_overview_of_another_person_hides_no_rising_lag(guarded: Consoled):
+    alice, bob = Person(guarded.port), Person(guarded.port)
+    alice.log_in("alice", "alice-secret")
+    bob.log_in("bob", "bob-secret")
+    for topic in ("read", "unread"):
+        guarded.topic(topic, 1)
+    commit(guarded, "slow", 0, "unread")
+    guarded.join("slow", "reader", "read")
+
+    def reasons() -> list[str]:
+        guarded.produce("unread", [(None, b"v", None)] * 50)
+        alice.get("overview")
+        return [each["why"] for each in bob.get("overview")["attention"] if each["id"] == "slow"]
+
+    wait_for(reasons, "the lag rises", holds=lambda found: "Lag is rising" in str(found), seconds=30)
 
 
 def test_timeline_names_no_hidden_topic_that_an_administrator_acted_on(guarded: Consoled):
