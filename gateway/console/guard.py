@@ -89,7 +89,7 @@ def guarded(rules: Rules, sessions: Sessions, connections: HttpConnections) -> M
             raise BadRequestError("this console answers only at localhost and 127.0.0.1")
         if not request.path.startswith("/api/"):
             return await handler(request)
-        session = sessions.find(request.cookies.get(COOKIE))
+        session = await sessions.checked(request.cookies.get(COOKIE), request.remote or "")
         if session is not None and rules.needs_login and not session.is_logged_in:
             session = None
         if request.method not in ("GET", "HEAD"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 
 from aiohttp import web
@@ -30,6 +30,7 @@ WRITE_S = 10.0
 
 Event = tuple[str, object]
 """Name and data of an event."""
+StillAllowed = Callable[[], Awaitable[bool]]
 
 
 class Streams:
@@ -53,7 +54,7 @@ class Streams:
             await asyncio.wait(self._open)
 
     async def serve(
-        self, request: web.Request, events: Callable[[], AsyncIterator[Event]], still_allowed: Callable[[], bool]
+        self, request: web.Request, events: Callable[[], AsyncIterator[Event]], still_allowed: StillAllowed
     ) -> web.StreamResponse:
         """Send events until the reader leaves, the viewer loses the right to see them, or the console ends."""
         if self._count >= MAX_STREAMS:
@@ -101,15 +102,13 @@ def _put(queue: asyncio.Queue[Event | None], event: Event) -> None:
     queue.put_nowait(event)
 
 
-async def _drain(
-    response: web.StreamResponse, queue: asyncio.Queue[Event | None], still_allowed: Callable[[], bool]
-) -> None:
+async def _drain(response: web.StreamResponse, queue: asyncio.Queue[Event | None], still_allowed: StillAllowed) -> None:
     while True:
         try:
             event = await asyncio.wait_for(queue.get(), PING_S)
         except TimeoutError:
             event = ("ping", None)
-        if event is None or not still_allowed():
+        if event is None or not await still_allowed():
             return
         name, data = event
         text = await asyncio.to_thread(json.dumps, data) if isinstance(data, dict) else json.dumps(data)

@@ -36,7 +36,15 @@ from gateway.console.live import Event, Streams
 from gateway.console.oidc import LoginError, Oidc
 from gateway.console.overview import Overview
 from gateway.console.registry import Registry
-from gateway.console.sessions import COOKIE, MAX_NAME_CHARS, Attempts, Session, Sessions, password_matches
+from gateway.console.sessions import (
+    COOKIE,
+    MAX_NAME_CHARS,
+    Attempts,
+    Session,
+    Sessions,
+    credentials_of,
+    password_matches,
+)
 from gateway.console.topics import TopicViews
 from gateway.net.context import Principal
 from gateway.net.http_connections import HttpConnections
@@ -117,7 +125,7 @@ class Console:
         )
         self._tokens = None if parts.oauth is None else Tokens(parts.oauth)
         self._oidc = Oidc(broker, parts.oauth, is_loopback=local) if broker.console_oidc_issuer else None
-        self._sessions, self._attempts, self._streams = Sessions(), Attempts(), Streams()
+        self._sessions, self._attempts, self._streams = Sessions(parts.users), Attempts(), Streams()
         self._groups = GroupViews(kafka, store, GroupStore(parts.database))
         self._overview = Overview(kafka, store, NodeStore(parts.database), self._groups, parts.figures)
         self._cluster = ClusterViews(kafka, store, self._groups)
@@ -293,11 +301,13 @@ class Console:
             return refused
         # Counted before the password is compared, so that many requests at once are many attempts.
         self._attempts.failed(*keys)
-        if not await password_matches(self._users, user, password, address):
+        known = await credentials_of(self._users, user, address)
+        if not await password_matches(known, password):
             logger.warning("a login to the console failed", user=user[:100], address=address)
             return failure(403, "user or password is wrong")
         self._attempts.forget(*keys)
         session = self._logged_in(request, user, math.inf)
+        session.credentials = known
         return self._with_cookie(web.json_response(self._session_of(session)), session)
 
     def _too_many(self, keys: Sequence[str]) -> web.Response | None:
@@ -462,9 +472,13 @@ class Console:
 
         return await self._streams.serve(request, events, self._still(request))
 
-    def _still(self, request: web.Request) -> Callable[[], bool]:
-        key = request[SESSION].key
-        return lambda: self._sessions.find(key) is not None
+    def _still(self, request: web.Request) -> Callable[[], Awaitable[bool]]:
+        key, address = request[SESSION].key, request.remote or ""
+
+        async def still() -> bool:
+            return await self._sessions.checked(key, address) is not None
+
+        return still
 
 
 def _to_page(said: str) -> web.Response:

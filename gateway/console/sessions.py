@@ -2,7 +2,8 @@
 
 The one idea: the cookie is a random name for an entry in this process, so nothing about a person is in the browser. A
 node forgets its sessions when it ends. Passwords are compared with the SCRAM credentials in Postgres and kept nowhere.
-A session that began with an access token ends with the token.
+A session that began with an access token ends with the token, and one that began with a password when the user's
+credentials change.
 """
 
 from __future__ import annotations
@@ -18,16 +19,23 @@ from dataclasses import dataclass
 from gateway.net.context import ANONYMOUS, Principal
 from gateway.security.authenticator import Users
 from gateway.security.scram import ScramMechanism, credential, salted_password
+from storage.errors import StorageError
+from storage.types import ScramCredential
 
 COOKIE = "sluice_console"
 MAX_SESSIONS = 1_000
 IDLE_S = 8 * 3600.0
+RECHECK_S = 10.0
+"""Interval at which a session in use compares its user's credentials with those in Postgres."""
 MAX_NAME_CHARS = 1_024
 MAX_ATTEMPTS = 5
 """Maximal number of failed logins of one address, and of one user, within WINDOW_S."""
 MAX_ATTEMPTS_OF_ALL = 60
 WINDOW_S = 60.0
 MAX_ADDRESSES = 1_000
+
+Credentials = tuple[ScramCredential, ScramCredential]
+"""A user's credentials for SCRAM-SHA-256 and SCRAM-SHA-512."""
 
 
 @dataclass(slots=True)
@@ -39,12 +47,16 @@ class Session:
     used_s: float
     until_s: float = math.inf
     """Time at which the session ends even if it is in use, by the monotonic clock."""
+    credentials: Credentials | None = None
+    """The user's credentials at the login. None if the session did not begin with a password."""
+    checked_s: float = -math.inf
 
 
 class Sessions:
     """The sessions of one node, the least recently used first."""
 
-    def __init__(self) -> None:
+    def __init__(self, users: Users) -> None:
+        self._users = users
         self._sessions: OrderedDict[str, Session] = OrderedDict()
 
     def find(self, key: str | None) -> Session | None:
@@ -69,6 +81,22 @@ class Sessions:
         self._sessions[session.key] = session
         while len(self._sessions) > MAX_SESSIONS:
             self._sessions.popitem(last=False)
+        return session
+
+    async def checked(self, key: str | None, address: str) -> Session | None:
+        """Return the session, or None if its user's credentials are no longer those of the login. While Postgres does
+        not answer, the session goes on."""
+        session, now = self.find(key), time.monotonic()
+        if session is None or session.credentials is None or now < session.checked_s + RECHECK_S:
+            return session
+        try:
+            found = await credentials_of(self._users, session.principal.name, address)
+        except StorageError:
+            return session
+        if found != session.credentials:
+            self.end(session.key)
+            return None
+        session.checked_s = now
         return session
 
     def end(self, key: str) -> None:
@@ -110,15 +138,21 @@ class Attempts:
             self._failed.pop(key, None)
 
 
-async def password_matches(users: Users, user: str, password: str, address: str) -> bool:
-    """Return whether the password is that of a SCRAM user. An unknown user takes as long as a known one.
+async def credentials_of(users: Users, user: str, address: str) -> Credentials:
+    """Return the SCRAM credentials of a user. An unknown user has credentials that no password matches. Raise
+    StorageError."""
+    return (
+        await users.find(user, ScramMechanism.SHA_256, address),
+        await users.find(user, ScramMechanism.SHA_512, address),
+    )
 
-    Raise StorageError.
-    """
+
+async def password_matches(known: Credentials, password: str) -> bool:
+    """Return whether the password is that of one of the credentials. An unknown user takes as long as a known one."""
     matches = False
-    for mechanism in (ScramMechanism.SHA_256, ScramMechanism.SHA_512):
-        known = await users.find(user, mechanism, address)
-        salted = await asyncio.to_thread(salted_password, mechanism, password, known.salt, known.iterations)
-        shown = credential(user, mechanism, salted, known.salt, known.iterations)
-        matches = hmac.compare_digest(shown.stored_key, known.stored_key) or matches
+    for each in known:
+        mechanism = ScramMechanism(each.mechanism)
+        salted = await asyncio.to_thread(salted_password, mechanism, password, each.salt, each.iterations)
+        shown = credential(each.user, mechanism, salted, each.salt, each.iterations)
+        matches = hmac.compare_digest(shown.stored_key, each.stored_key) or matches
     return matches

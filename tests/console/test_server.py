@@ -717,6 +717,27 @@ def test_logout_ends_the_session(guarded: Consoled):
     assert bob.ask("GET", "/api/groups").status == 401
 
 
+def test_session_ends_when_the_password_of_its_user_changes(guarded: Consoled):
+    admin = AdminClient({"bootstrap.servers": guarded.gateway.bootstrap})
+
+    def choose(password: bytes) -> None:
+        info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
+        change = UserScramCredentialUpsertion("carol", info, password)
+        admin.alter_user_scram_credentials([change])["carol"].result(30)
+
+    choose(b"first")
+    carol = Person(guarded.port)
+    assert carol.log_in("carol", "first").status == 200
+    connection = http.client.HTTPConnection("127.0.0.1", guarded.port, timeout=30)
+    connection.request("GET", "/api/live/overview", headers={"Cookie": carol.cookie})
+    stream = connection.getresponse()
+    assert stream.readline()
+    choose(b"second")
+    wait_for(stream.readline, "the open page ends", holds=lambda line: not line, seconds=30)
+    connection.close()
+    assert carol.ask("GET", "/api/groups").status == 401
+
+
 def test_login_gives_another_cookie_than_before(guarded: Consoled):
     person = Person(guarded.port, cookie="sluice_console=chosen-by-an-attacker")
     person.log_in("bob", "bob-secret")
