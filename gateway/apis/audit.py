@@ -28,6 +28,7 @@ from gateway.net.dispatch import Audit
 from gateway.security.kinds import AclOperation, PatternType, Permission, ResourceType
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
+from protocol.messages.leave_group import LeaveGroupRequest
 from protocol.messages.offset_commit import OffsetCommitRequest
 
 AUDITED = frozenset(
@@ -46,6 +47,7 @@ AUDITED = frozenset(
         ApiKey.EXPIRE_DELEGATION_TOKEN,
         ApiKey.ALTER_CLIENT_QUOTAS,
         ApiKey.DELETE_GROUPS,
+        ApiKey.LEAVE_GROUP,
         ApiKey.OFFSET_COMMIT,
         ApiKey.OFFSET_DELETE,
         ApiKey.ALTER_SHARE_GROUP_OFFSETS,
@@ -79,6 +81,9 @@ _CODES: Mapping[ApiKey, Mapping[str, type[IntEnum]]] = {
 }
 """Fields of an API whose numeric codes have names."""
 
+REMOVED = "member was removed by an admin"
+"""Beginning of the reason with which administrators remove members (KIP-800)."""
+
 _ERROR_FIELDS = frozenset({"error_code", "topic_config_error_code"})
 _LEFT_OUT = frozenset({"timeout_ms", "throttle_time_ms"})
 
@@ -88,6 +93,8 @@ def audit_into(append: Callable[[str], None], node: str) -> Mapping[ApiKey, Audi
 
     async def audit(request: object, response: object, code: int, context: RequestContext[object]) -> None:
         if isinstance(request, OffsetCommitRequest) and not _is_by_administrator(request):
+            return
+        if isinstance(request, LeaveGroupRequest) and not _removes_others(request):
             return
         # A request may have megabytes, so the thread also formats its log line.
         await asyncio.to_thread(lambda: append(line_of(request, response, code, context, node)))
@@ -99,6 +106,15 @@ def _is_by_administrator(request: OffsetCommitRequest) -> bool:
     """Return whether a commit names no member of the group. Tools that reset offsets send such commits, and so do
     consumers that assign their partitions themselves."""
     return request.generation_id_or_member_epoch < 0 and not request.member_id
+
+
+def _removes_others(request: LeaveGroupRequest) -> bool:
+    """Return whether an administrator removes members. A member that leaves names itself alone and by its member id.
+    Java's tools give a reason that begins like REMOVED unless they are given another one."""
+    members = request.members
+    return len(members) > 1 or any(
+        not member.member_id or (member.reason or "").startswith(REMOVED) for member in members
+    )
 
 
 def line_of(request: object, response: object, code: int, context: RequestContext[object], node: str) -> str:

@@ -317,7 +317,7 @@ class Actions:
 
     async def _remove(self, who: Viewer, given: Given, plan: Plan) -> None:
         group_id, member_id = _text(given, "group"), _text(given, "member")
-        identity = MemberIdentity(member_id=member_id, reason="removed in the console")
+        identity = MemberIdentity(member_id=member_id, reason="member was removed by an admin in the console")
         response = await self._kafka.ask_coordinator(
             LeaveGroupResponse, group_id, LeaveGroupRequest(group_id=group_id, members=(identity,)), who
         )

@@ -859,3 +859,19 @@ def test_action_of_a_person_is_a_line_of_the_audit_log(gateway_factory: GatewayF
     (line,) = [json.loads(text) for text in path.read_text().splitlines()[before:]]
     assert (line["api"], line["request"], line["errors"]) == ("delete_groups", {"groups_names": ["leaving"]}, [])
     assert (line["principal"], line["host"]) == ("User:ANONYMOUS", "127.0.0.1")
+
+
+def test_member_that_a_person_removes_is_a_line_of_the_audit_log(gateway_factory: GatewayFactory, tmp_path: Path):
+    path = tmp_path / "audit.log"
+    console = start_consoled(gateway_factory, environment={"SLUICE_AUDIT_LOG": str(path)})
+    console.topic(ORDERS, 1)
+    console.join("shrinking", "reader", ORDERS)
+    try:
+        (member,) = console.person.get("group", id="shrinking")["members"]
+        before = len(path.read_text().splitlines())
+        assert console.person.act(group="shrinking", action="remove", member=member["id"]).status == 200
+        lines = [json.loads(text) for text in path.read_text().splitlines()[before:]]
+        assert [line["api"] for line in lines] == ["leave_group"]
+        assert [each["member_id"] for each in lines[0]["request"]["members"]] == [member["id"]]
+    finally:
+        console.close()

@@ -33,6 +33,7 @@ from protocol.messages import (
     delete_share_group_offsets,
     elect_leaders,
     incremental_alter_configs,
+    leave_group,
     offset_commit,
     offset_delete,
     update_features,
@@ -188,6 +189,8 @@ def requests(topic: str) -> Iterator[tuple[Any, int, list[str]]]:
     forget = (offset_delete.OffsetDeleteRequestTopic(name=topic, partitions=(forgotten,)),)
     yield offset_delete.OffsetDeleteRequest(group_id="g", topics=forget), 0, ['"group_id": "g"']
     yield DeleteGroupsRequest(groups_names=("nobody",)), 2, ["nobody"]
+    static = leave_group.MemberIdentity(member_id="", group_instance_id="static-1")
+    yield leave_group.LeaveGroupRequest(group_id="g", members=(static,)), 5, ["static-1"]
     start = alter_share_group_offsets.AlterShareGroupOffsetsRequestPartition(partition_index=0, start_offset=0)
     starts = (alter_share_group_offsets.AlterShareGroupOffsetsRequestTopic(topic_name=topic, partitions=(start,)),)
     yield alter_share_group_offsets.AlterShareGroupOffsetsRequest(group_id="sh", topics=starts), 0, ['"sh"']
@@ -247,6 +250,8 @@ async def test_a_denied_change_is_a_line_that_says_so(audited: Audited, topic: s
 async def test_reads_and_commits_of_members_are_no_lines(audited: Audited, topic: str) -> None:
     _, lines = await audited.send(MetadataRequest(topics=None), 12)
     assert lines == []
+    closing = leave_group.MemberIdentity(member_id="member", reason="the consumer is being closed")
+    assert (await audited.send(leave_group.LeaveGroupRequest(group_id="g", members=(closing,)), 5))[1] == []
     part = offset_commit.OffsetCommitRequestPartition(partition_index=0, committed_offset=3)
     commits = (offset_commit.OffsetCommitRequestTopic(name=topic, partitions=(part,)),)
     commit = offset_commit.OffsetCommitRequest(
