@@ -190,6 +190,8 @@ class _Route(Generic[S_contra]):
         self.audit = audit
         self.api_key = line.api_key
         self.api_name = line.api_key.name.lower()
+        for counter in (metrics.internal_errors, metrics.storage_errors):
+            counter.labels(self.api_name)  # Alert rules need a series that begins at 0.
         # The request is decoded by the key of the line, so it is of the type that these functions take.
         self.handler = cast(
             "Callable[[object, RequestContext[S_contra]], Coroutine[object, None, object]]", line.handler

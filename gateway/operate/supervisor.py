@@ -55,6 +55,7 @@ class Supervisor:
         """
         loop = _Loop(name, run_once, interval_ms / 1000)
         self._loops[name] = loop
+        self._metrics.loop_failures.labels(name)  # Alert rules need a series that begins at 0.
         if regular:
             self._metrics.watch_loop(name, lambda: time.monotonic() - loop.last_success)
         self._tasks.append(asyncio.create_task(self._run(loop), name=f"loop {name}"))

@@ -93,6 +93,19 @@ def test_each_alert_rule_fires_in_its_case_and_none_on_a_healthy_node() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@needs_prometheus
+def test_alert_fires_if_discovery_finds_no_node(tmp_path: Path) -> None:
+    """A node that does not run may be no target (prometheus.yml), so no series says that it is down."""
+    summary = 'No node could read the cluster\'s state for two minutes. Check Postgres, then run "sluice doctor".'
+    alerts = [{"exp_labels": {"severity": "critical"}, "exp_annotations": {"summary": summary}}]
+    case = {"interval": "1m", "input_series": [{"series": "up", "values": "1x5"}]}
+    case["alert_rule_test"] = [{"alertname": "SluiceClusterNotExported", "eval_time": "5m", "exp_alerts": alerts}]
+    path = tmp_path / "no-node.test.yml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(PROMETHEUS / "alerts.yml")], "tests": [case]}))
+    done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.fixture
 def served(gateway_factory: GatewayFactory) -> GatewayProcess:
     return gateway_factory()

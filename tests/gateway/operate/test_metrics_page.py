@@ -15,15 +15,21 @@ ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
 
 
 @pytest.fixture(scope="module")
-def exported(gateway: GatewayProcess) -> dict[str, str]:
-    """Type of each metric by its name, as a running node exports it after its first read of the cluster."""
+def page(gateway: GatewayProcess) -> str:
+    """The metrics of a running node after its first read of the cluster."""
     deadline_s = time.monotonic() + 30
     text = ""
     while "sluice_open_transactions " not in text:
         assert time.monotonic() < deadline_s, text
         with urllib.request.urlopen(f"{gateway.metrics_url}/metrics", timeout=10) as response:
             text = response.read().decode()
-    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    return text
+
+
+@pytest.fixture(scope="module")
+def exported(page: str) -> dict[str, str]:
+    """Type of each metric by its name."""
+    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
 
 
 def test_the_page_lists_each_metric_with_its_type(exported: dict[str, str]) -> None:
@@ -43,3 +49,11 @@ def test_alert_rules_use_exported_metrics(exported: dict[str, str]) -> None:
         used = set(re.findall(r"\b(?:sluice|kafka|process)_\w+", expression))
         assert used, expression
         assert used <= series, expression
+
+
+def test_counters_of_alert_rules_begin_at_zero(page: str) -> None:
+    """`increase` misses the first value of a series, so a series that begins with the first error gives no alert."""
+    counters = set(re.findall(r"(?:increase|rate)\((\w+_total)", ALERTS.read_text()))
+    assert len(counters) >= 5
+    samples = re.findall(r"^(\w+)(?:\{.*\})? (?:0\.0|0)$", page, re.MULTILINE)
+    assert counters <= set(samples)
