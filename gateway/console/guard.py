@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from gateway.console.kafka import ElsewhereError, Viewer
-from gateway.console.sessions import COOKIE, Session, Sessions
+from gateway.console.sessions import Session, Sessions
 from gateway.net.http_connections import HttpConnections
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError
@@ -59,6 +59,8 @@ class Rules:
     is_secure: bool
     """True if the console itself serves TLS."""
     is_read_only: bool
+    cookie: str
+    """Name of the session's cookie. A browser sends cookies to all ports of a host, so each node has its own name."""
 
 
 _OPEN = frozenset({"/api/session", "/api/login", "/api/oidc/login", "/api/oidc/callback"})
@@ -89,7 +91,7 @@ def guarded(rules: Rules, sessions: Sessions, connections: HttpConnections) -> M
             raise BadRequestError("this console answers only at localhost and 127.0.0.1")
         if not request.path.startswith("/api/"):
             return await handler(request)
-        session = await sessions.checked(request.cookies.get(COOKIE), request.remote or "")
+        session = await sessions.checked(request.cookies.get(rules.cookie), request.remote or "")
         if session is not None and rules.needs_login and not session.is_logged_in:
             session = None
         if request.method not in ("GET", "HEAD"):

@@ -37,7 +37,6 @@ from gateway.console.oidc import LoginError, Oidc
 from gateway.console.overview import Overview
 from gateway.console.registry import Registry
 from gateway.console.sessions import (
-    COOKIE,
     MAX_NAME_CHARS,
     Attempts,
     Session,
@@ -119,7 +118,9 @@ class Console:
                 "is not a loopback address, so passwords would cross the network in the clear: give "
                 "console.ssl.keystore.location, or set console.plaintext.allow=true behind a proxy that has TLS",
             )
-        self._rules = Rules(local, not local or has_authorizer, self._tls is not None, broker.console_read_only)
+        services = kafka.services
+        cookie = f"sluice_console-{services.cluster_id}-{services.membership.node_id}-{port}"
+        self._rules = Rules(local, not local or has_authorizer, self._tls is not None, broker.console_read_only, cookie)
         self._may_produce = not broker.console_read_only and (
             broker.console_produce == "true" or (broker.console_produce == "auto" and not has_authorizer)
         )
@@ -282,7 +283,7 @@ class Console:
 
     def _with_cookie(self, response: web.Response, session: Session) -> web.Response:
         response.set_cookie(
-            COOKIE, session.key, httponly=True, samesite="Strict", secure=self._rules.is_secure, path="/"
+            self._rules.cookie, session.key, httponly=True, samesite="Strict", secure=self._rules.is_secure, path="/"
         )
         return response
 
@@ -319,7 +320,7 @@ class Console:
         return response
 
     def _logged_in(self, request: web.Request, user: str, lifetime_s: float) -> Session:
-        old = request.cookies.get(COOKIE)
+        old = request.cookies.get(self._rules.cookie)
         if old is not None:
             self._sessions.end(old)
         session = self._sessions.begin(Principal(user), is_logged_in=True, lifetime_s=lifetime_s)
@@ -393,7 +394,7 @@ class Console:
     async def _post_logout(self, request: web.Request) -> web.Response:
         self._sessions.end(request[SESSION].key)
         response = web.json_response({})
-        response.del_cookie(COOKIE, path="/")
+        response.del_cookie(self._rules.cookie, path="/")
         return response
 
     # --- actions ------------------------------------------------------------------------------------------------------

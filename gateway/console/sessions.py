@@ -22,7 +22,6 @@ from gateway.security.scram import ScramMechanism, credential, salted_password
 from storage.errors import StorageError
 from storage.types import ScramCredential
 
-COOKIE = "sluice_console"
 MAX_SESSIONS = 1_000
 IDLE_S = 8 * 3600.0
 RECHECK_S = 10.0

@@ -112,6 +112,15 @@ def test_cookie_is_kept_from_scripts_and_from_other_sites(console: Consoled):
     assert "SameSite=Strict" in cookie
 
 
+def test_consoles_of_one_host_keep_their_sessions_apart(console: Consoled, guarded: Consoled):
+    """A browser sends a cookie to every port of the host that has set it."""
+    alice = Person(guarded.port)
+    assert alice.log_in("alice", "alice-secret").status == 200
+    cookies = dict(each.cookie.split("=", 1) for each in (alice, console.person))
+    alice.cookie = "; ".join(f"{name}={value}" for name, value in cookies.items())
+    assert alice.get("session")["user"] == "User:alice"
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -739,8 +748,12 @@ def test_session_ends_when_the_password_of_its_user_changes(guarded: Consoled):
 
 
 def test_login_gives_another_cookie_than_before(guarded: Consoled):
-    person = Person(guarded.port, cookie="sluice_console=chosen-by-an-attacker")
+    person = Person(guarded.port)
     person.log_in("bob", "bob-secret")
+    name = person.cookie.partition("=")[0]
+    person.cookie = f"{name}=chosen-by-an-attacker"
+    person.log_in("bob", "bob-secret")
+    assert person.cookie.startswith(f"{name}=")
     assert "chosen-by-an-attacker" not in person.cookie
 
 
