@@ -255,8 +255,10 @@ class Actions:
             for row in group["offsets"]
             if row["topic"] == topic and row["committed"] is not None
         ]
+        # A plan has a bounded number of rows, and nothing else is deleted.
+        where = partitions_said([(topic, _number(row["partition"])) for row in rows]) or topic
         return {
-            "what": f"delete the committed offsets of topic {topic}",
+            "what": f"delete the committed offsets of topic {where}",
             "rows": rows,
             "columns": ["topic", "partition", "committed"],
             "warnings": ["A consumer that comes back begins where its auto.offset.reset says."],

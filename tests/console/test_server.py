@@ -35,6 +35,7 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
+from gateway.console.groups import MAX_OFFSETS
 from gateway.console.sessions import MAX_ATTEMPTS_OF_ALL, Attempts
 from tests.conftest import gateways
 from tests.console.consoles import Consoled, Person, start_consoled
@@ -535,6 +536,17 @@ def test_offsets_and_group_are_deleted(stocked: Consoled):
     assert person.get("group", id="leaving")["offsets"] == []
     assert person.act(group="leaving", action="delete").status == 200
     assert person.ask("GET", "/api/group", id="leaving").status == 404
+
+
+def test_deleted_offsets_of_a_topic_with_many_partitions_are_named(console: Consoled):
+    """A plan shows at most 2,000 committed offsets, and deletes no others."""
+    console.topic("wide", MAX_OFFSETS + 1)
+    consumer = Consumer({"bootstrap.servers": console.gateway.bootstrap, "group.id": "wide"})
+    consumer.commit(offsets=[TopicPartition("wide", index, 0) for index in range(MAX_OFFSETS + 1)], asynchronous=False)
+    consumer.close()
+    done = console.person.act(group="wide", action="forget", topic="wide")
+    left = [row["partition"] for row in console.person.get("group", id="wide")["offsets"]]
+    assert (done.json["done"], left) == ("delete the committed offsets of topic wide[0-1999]", [MAX_OFFSETS])
 
 
 def test_setting_of_a_group_is_changed_and_a_wrong_one_refused(stocked: Consoled):
