@@ -92,6 +92,7 @@ class Overview:
             "rates": self._rates(totals),
             "attention": attention[:MAX_ATTENTION],
             "groups": len(listed["groups"]),
+            "cut": listed["cut"],
         }
 
     async def nodes(self, who: Viewer) -> list[dict[str, object]]:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -450,6 +451,28 @@ def test_read_only_console_offers_no_change(gateway_factory: GatewayFactory, bro
             expect(page.get_by_text("Produce a record")).to_have_count(0)
     finally:
         console.close()
+
+
+MANY_GROUPS = """
+insert into consumer_group (group_id, shard, group_type, state, state_timestamp_ms, generation_id, document)
+select 'a' || n, 0, 'classic', 'Empty', 0, 0, '{}' from generate_series(1, 600) n
+"""
+
+
+def test_overview_of_many_groups_does_not_say_that_all_are_well(gateway_factory: GatewayFactory, browser: Browser):
+    console = start_consoled(gateway_factory)
+    console.topic(ORDERS, 1)
+    console.produce(ORDERS, [(None, b"v", None)])
+    consumer = Consumer({"bootstrap.servers": console.gateway.bootstrap, "group.id": "last"})
+    consumer.commit(offsets=[TopicPartition(ORDERS, 0, 0)], asynchronous=False)
+    consumer.close()
+    assert console.gateway.database_url is not None
+    with psycopg.connect(console.gateway.database_url) as connection:
+        connection.execute(MANY_GROUPS)
+    with opened(browser, console, "/") as page:
+        expect(page.locator("main")).to_contain_text("500 groups")
+        expect(page.locator("main")).not_to_contain_text("All groups are well")
+        expect(page.locator("main")).to_contain_text("The first 500 groups are well")
 
 
 def test_overview_goes_on_when_its_node_has_started_again(gateway_factory: GatewayFactory, browser: Browser):

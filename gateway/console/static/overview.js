@@ -20,8 +20,8 @@ function draw(body, data) {
   const calm = !data.attention.length;
   body.replaceChildren(
     h("section", { class: "card", "aria-label": "Groups that need attention" },
-      h("div", { class: "head" }, h("h2", null, calm ? "All groups are well" : "Needs attention"),
-        h("span", { class: "soft small" }, `${count(data.groups)} ${data.groups === 1 ? "group" : "groups"}`)),
+      h("div", { class: "head" }, h("h2", null, !calm ? "Needs attention" : data.cut ? "The first 500 groups are well" : "All groups are well"),
+        h("span", { class: "soft small" }, `${count(data.groups)} ${data.groups === 1 ? "group" : "groups"}${data.cut ? ", others are not examined" : ""}`)),
       calm
         ? h("p", { class: "soft" }, data.groups
           ? "No member was lost, no rebalance takes long, no commit was refused in the last ten minutes."
