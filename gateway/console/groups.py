@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NotRequired, TypedDict
 from uuid import UUID
 
@@ -33,6 +33,8 @@ MAX_GROUPS = 500
 MAX_OFFSETS = 2_000
 MAX_MEMBERS = 1_000
 MAX_LAG_POINTS = 20_000
+MAX_COMPARED_CHARS = 64
+"""Length up to which an unknown name is compared with the known ones. To compare 500 long names takes seconds."""
 MAX_TIMELINES = 4
 """Number of timelines that a node draws at once. One may take thirty megabytes and a second of a thread."""
 WEEK_MS = 8 * 24 * 3600 * 1000
@@ -168,6 +170,13 @@ class GroupViews:
     def may_describe_topic(self, who: Viewer, topic: str) -> bool:
         return self._kafka.may(who, AclOperation.DESCRIBE, ResourceType.TOPIC, topic)
 
+    async def suggestion(self, who: Viewer, name: str, known: Sequence[str]) -> str:
+        """Return the end of a sentence that says that a name is unknown."""
+        if len(name) > MAX_COMPARED_CHARS:
+            return "."
+        async with self._drawing.turn(who.host):
+            return await asyncio.to_thread(did_you_mean, name, known, SUGGESTIONS) or "."
+
     # --- one group ----------------------------------------------------------------------------------------------------
 
     async def describe(self, who: Viewer, group_id: str) -> GroupAnswer:
@@ -178,7 +187,7 @@ class GroupViews:
         summary = groups.summary(value)
         if not summary.exists:
             known = [row["id"] for row in (await self.list(who, ""))["groups"]]
-            hint = did_you_mean(group_id, known, SUGGESTIONS) or "."
+            hint = await self.suggestion(who, group_id, known)
             raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"There is no group {group_id}{hint}")
         owners: dict[tuple[str, int], str] = {}
         members: list[MemberRow] = []

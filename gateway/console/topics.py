@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar, cast
 
-from gateway.config.suggestions import SUGGESTIONS, did_you_mean
 from gateway.console.cluster import TOPIC_RESOURCE, ClusterViews
 from gateway.console.decode import MAX_SHOWN_BYTES, MAX_WHOLE_BYTES, Json, Schemas, at_path, hexed, shown
 from gateway.console.groups import GroupViews
@@ -198,7 +197,7 @@ class TopicViews:
         if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             rows = await self._store.topics("", MAX_TOPICS)
             known = [str(row["name"]) for row in rows if self._groups.may_describe_topic(who, row["name"])]
-            hint = did_you_mean(name, known, SUGGESTIONS) or "."
+            hint = await self._groups.suggestion(who, name, known)
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic {name}{hint}")
         refuse(topic.error_code)
         return topic

@@ -9,6 +9,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import ssl
@@ -274,6 +275,23 @@ def test_mistyped_group_and_topic_are_answered_with_the_nearest_names_that_the_v
         answer = alice.ask("GET", f"/api/{route}", **query)
         assert answer.status == 403
         assert "did you mean" not in answer.json["error"]
+
+
+def test_unknown_long_group_does_not_block_the_node(gateway_factory: GatewayFactory):
+    console = start_consoled(gateway_factory)
+    letters = random.Random(1).choices("ab", k=199)
+    assert console.gateway.database_url is not None
+    with psycopg.connect(console.gateway.database_url) as connection:
+        for number in range(500):
+            random.Random(number).shuffle(letters)
+            connection.execute(
+                "insert into consumer_group values (%s, 0, 'classic', 'Empty', 0, null, 0, null, '{}')",
+                ["".join(letters)],
+            )
+    random.Random(-1).shuffle(letters)
+    began_s = time.monotonic()
+    assert console.person.ask("GET", "/api/group", id="".join(letters)).status == 404
+    assert time.monotonic() - began_s < 1  # Comparing the ids takes longer.
 
 
 def test_open_connections_are_bounded(console: Consoled):
