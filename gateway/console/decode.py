@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import NotRequired, Protocol, TypeAlias, TypedDict, cast
@@ -92,6 +93,8 @@ def _decoded(raw: bytes, form: str, schema: Json, most: int, schemas: Schemas | 
     body = raw if schema_id is None else raw[_REGISTRY_HEAD_BYTES:]
     if schema_id is not None and schema is None and schemas is not None:
         declared = schemas(schema_id)
+        if declared.form == "json":
+            return "json", _cut(_tidied(body.decode(), 2), most)
         return declared.form, _dumped(declared.decode(body), most)
     match form:
         case "json":
@@ -99,7 +102,7 @@ def _decoded(raw: bytes, form: str, schema: Json, most: int, schemas: Schemas | 
             if len(raw) <= most:
                 # A list shows one line for each record.
                 indent = 2 if most == MAX_WHOLE_BYTES else None
-                text = json.dumps(json.loads(text), indent=indent, ensure_ascii=False)
+                text = _tidied(text, indent)
             else:
                 text = text[:most]
         case "text":
@@ -152,8 +155,31 @@ def hexed(raw: bytes, most: int) -> str:
     return "\n".join(lines)
 
 
+def _tidied(text: str, indent: int | None) -> str:
+    """Return JSON with regular white space. Its numbers keep their digits. If an object repeats a name, the text is
+    returned as it is."""
+    mark, numbers, repeats = secrets.token_hex(8), list[str](), 0
+
+    def kept(number: str) -> str:
+        numbers.append(number)
+        return f"{mark}{len(numbers) - 1}"
+
+    def named(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+        nonlocal repeats
+        found = dict(pairs)
+        repeats += len(pairs) - len(found)
+        return found
+
+    value = json.loads(text, parse_float=kept, object_pairs_hook=named)
+    tidied = json.dumps(value, indent=indent, ensure_ascii=False)
+    return text if repeats else re.sub(f'"{mark}([0-9]+)"', lambda each: numbers[int(each[1])], tidied)
+
+
 def _dumped(value: Json, most: int) -> str:
-    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return _cut(json.dumps(value, indent=2, ensure_ascii=False), most)
+
+
+def _cut(text: str, most: int) -> str:
     return text if len(text) <= most * 4 else text[: most * 4] + "…"
 
 
@@ -229,21 +255,31 @@ class Bytes:
 def avro(raw: bytes, schema: Json, references: Sequence[Json] = ()) -> Json:
     """Return the value of an Avro datum by its writer's schema. `references` are schemas whose names it uses. Raise
     DecodeError."""
-    named: dict[str, Json] = {}
+    named: _Named = {}
     for each in references:
         if isinstance(each, dict):
-            _name(each, named)
-    return _avro(Bytes(raw), schema, named, 0)
+            _name(each, named, "")
+    return _avro(Bytes(raw), schema, named, "", 0)
 
 
-def _name(declared: dict[str, Json], named: dict[str, Json]) -> None:
-    """Keep a named type by its name, with and without namespace."""
-    if "name" in declared:
-        space = declared.get("namespace")
-        named[str(declared["name"])] = named[f"{space}.{declared['name']}"] = declared
+_Named: TypeAlias = "dict[str, tuple[dict[str, Json], str]]"
+"""Named types by full name, each with its namespace."""
 
 
-def _avro(source: Bytes, schema: Json, named: dict[str, Json], depth: int) -> Json:
+def _name(declared: dict[str, Json], named: _Named, space: str) -> str:
+    """Keep a named type by its full name, and return its namespace. `space` is that of the enclosing type."""
+    name = str(declared.get("name"))
+    own = name.rpartition(".")[0] if "." in name else str(declared.get("namespace", space))
+    named[name if "." in name else _full(name, own)] = declared, own
+    return own
+
+
+def _full(name: str, space: str) -> str:
+    return f"{space}.{name}" if space and "." not in name else name
+
+
+def _avro(source: Bytes, schema: Json, named: _Named, space: str, depth: int) -> Json:
+    """Read a value. `space` is the namespace in which the schema names types."""
     if depth > MAX_DEPTH:
         raise DecodeError("the schema is too deep")
     source.count()
@@ -251,28 +287,27 @@ def _avro(source: Bytes, schema: Json, named: dict[str, Json], depth: int) -> Js
         index = source.zigzag()
         if not 0 <= index < len(schema):
             raise DecodeError(f"the union has no branch {index}")
-        return _avro(source, schema[index], named, depth + 1)
+        return _avro(source, schema[index], named, space, depth + 1)
     if isinstance(schema, str):
-        if schema in named:
-            return _avro(source, named[schema], named, depth + 1)
-        return _primitive(source, schema)
+        known = named.get(_full(schema, space)) or named.get(schema)
+        return _primitive(source, schema) if known is None else _avro(source, known[0], named, known[1], depth + 1)
     if not isinstance(schema, dict):
         raise DecodeError("the schema is not an Avro schema")
-    return _avro_object(source, schema, named, depth)
+    return _avro_object(source, schema, named, space, depth)
 
 
-def _avro_object(source: Bytes, schema: dict[str, Json], named: dict[str, Json], depth: int) -> Json:
+def _avro_object(source: Bytes, schema: dict[str, Json], named: _Named, space: str, depth: int) -> Json:
     """Read a value of a type whose schema is an object."""
     kind = schema.get("type")
     if kind in ("record", "enum", "fixed"):
-        _name(schema, named)
+        space = _name(schema, named, space)
     match kind:
         case "record" | "error":
             found: dict[str, Json] = {}
             for each in _listed(schema, "fields"):
                 if not isinstance(each, dict):
                     raise DecodeError("a field of the schema is no object")
-                found[str(each["name"])] = _avro(source, each["type"], named, depth + 1)
+                found[str(each["name"])] = _avro(source, each["type"], named, space, depth + 1)
             return found
         case "enum":
             symbols, index = _listed(schema, "symbols"), source.zigzag()
@@ -283,14 +318,14 @@ def _avro_object(source: Bytes, schema: dict[str, Json], named: dict[str, Json],
             size = schema.get("size", 0)
             return source.take(size if isinstance(size, int) else -1).hex()
         case "array":
-            return [_avro(source, schema["items"], named, depth + 1) for _ in _blocks(source)]
+            return [_avro(source, schema["items"], named, space, depth + 1) for _ in _blocks(source)]
         case "map":
             return {
-                source.take(source.zigzag()).decode(): _avro(source, schema["values"], named, depth + 1)
+                source.take(source.zigzag()).decode(): _avro(source, schema["values"], named, space, depth + 1)
                 for _ in _blocks(source)
             }
         case _:
-            return _avro(source, kind, named, depth + 1)
+            return _avro(source, kind, named, space, depth + 1)
 
 
 def _listed(schema: dict[str, Json], name: str) -> list[Json]:

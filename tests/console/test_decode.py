@@ -21,6 +21,17 @@ def test_avro_value_of_a_registry_is_decoded_behind_its_head():
     assert told.get("schemaId") == 7
 
 
+def test_avro_name_without_namespace_is_that_of_the_enclosing_namespace():
+    """Avro 1.12, "Names". Two types of different namespaces may have one short name."""
+    here = {"type": "enum", "name": "State", "symbols": ["NEW", "PAID"]}
+    there = {"type": "enum", "name": "State", "namespace": "billing", "symbols": ["OPEN", "CLOSED"]}
+    kinds = (("a", here), ("b", there), ("c", "State"), ("d", "orders.State"), ("e", "billing.State"))
+    fields = [{"name": name, "type": kind} for name, kind in kinds]
+    schema = {"type": "record", "name": "Order", "namespace": "orders", "fields": fields}
+    told = avro(bytes([2] * 5), schema)
+    assert told == {"a": "PAID", "b": "CLOSED", "c": "PAID", "d": "PAID", "e": "CLOSED"}
+
+
 @pytest.mark.parametrize("cut", range(len(DATUM)))
 def test_truncated_avro_is_an_error(cut: int):
     with pytest.raises(DecodeError):
@@ -69,6 +80,12 @@ def test_json_is_recognised_and_written_with_indents_when_shown_alone():
 @pytest.mark.parametrize("raw", [b"\xff\xfe\x00", b"\x01\x02", bytes(range(1, 256))])
 def test_binary_value_is_shown_in_hex(raw: bytes):
     assert shown(raw, "auto")["form"] == "hex"
+
+
+@pytest.mark.parametrize("raw", [b'{"price": 12.50}', b"[0.1234567890123456789]", b"[1e400]", b'{"a": 1, "a": 2}'])
+def test_json_that_python_would_change_is_shown_as_it_is(raw: bytes):
+    told = shown(raw, "auto")
+    assert (told["form"], told["text"]) == ("json", raw.decode())
 
 
 def test_long_value_is_cut_and_says_its_size():
