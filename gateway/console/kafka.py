@@ -125,6 +125,8 @@ class Kafka:
             chunks = await self.dispatch.handle(frame, connection)
         except ProtocolError as error:
             raise KafkaError(ErrorCode.INVALID_REQUEST, str(error)) from error
+        finally:
+            self.services.groups.connection_closed(connection.connection_id, by_peer=False)
         # A client above a quota is muted for this time.
         await asyncio.sleep(connection.muted_until_s - asyncio.get_running_loop().time())
         return _decoded(response_type, b"".join(chunks)[4:], api_key, version)
