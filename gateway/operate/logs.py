@@ -64,14 +64,16 @@ def configure(log_format: LogFormat, level: str, node: str | None = None) -> Non
     else:
         console = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_write_traceback)
         renderer = [show_values, console]
+    limit = Limit()
     structlog.configure(
-        processors=[drop_below_level, Limit(), *shared, *renderer],
+        processors=[drop_below_level, limit, *shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(minimum),
         logger_factory=print_to_stderr,
         cache_logger_on_first_use=False,
     )
     FINEST.is_debug = minimum <= logging.DEBUG
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(limit.admits)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -110,6 +112,15 @@ class Limit:
         if lines >= LINES_PER_EVENT:
             raise structlog.DropEvent
         return event_dict
+
+    def admits(self, record: logging.LogRecord) -> bool:
+        """Return whether a line of a library is written: aiohttp writes one for each malformed request. This is a
+        filter of the standard library."""
+        try:
+            self(None, "", {"event": f"{record.name}:{record.lineno}"})
+        except structlog.DropEvent:
+            return False
+        return True
 
 
 def show_values(logger: WrappedLogger, method_name: str, event_dict: EventDict) -> EventDict:

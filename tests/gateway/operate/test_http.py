@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
 from gateway.operate.http import MAX_CONNECTIONS, HttpServer
+from gateway.operate.logs import LINES_PER_EVENT
 from gateway.operate.metrics import Metrics
 from tests.gateway_process import GatewayProcess, free_ports
 
@@ -28,6 +29,15 @@ def test_one_address_leaves_connections_to_the_probes_of_others(gateway: Gateway
         probe.request("GET", "/livez")
         assert probe.getresponse().status == 200
         probe.close()
+
+
+def test_malformed_requests_do_not_fill_the_log(gateway: GatewayProcess) -> None:
+    place = urlsplit(gateway.metrics_url)
+    for _ in range(2 * LINES_PER_EVENT):
+        with socket.create_connection((place.hostname or "", place.port or 0), timeout=10) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\nno header\r\n\r\n")
+            assert stranger.recv(100).startswith(b"HTTP/1.0 400")
+    assert 0 < gateway.log_text().count("Error handling request") <= LINES_PER_EVENT
 
 
 async def test_scrape_whose_client_has_gone_is_not_made() -> None:
