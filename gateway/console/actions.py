@@ -18,7 +18,7 @@ from gateway.console.cluster import GROUP_RESOURCE, ClusterViews
 from gateway.console.decode import Json
 from gateway.console.groups import GroupAnswer, GroupViews
 from gateway.console.guard import BadRequestError
-from gateway.console.kafka import Kafka, Viewer, refuse
+from gateway.console.kafka import ElsewhereError, Kafka, Viewer, refuse
 from gateway.console.timeline import partitions_said
 from gateway.console.topics import TopicViews
 from gateway.security.kinds import AclOperation, ResourceType
@@ -120,7 +120,12 @@ class Actions:
         if plan["blocked"]:
             raise KafkaError(ErrorCode.INVALID_REQUEST, plan["blocked"])
         _, doer = self._of(given)
-        await doer(who, given, plan)
+        try:
+            await doer(who, given, plan)
+        except (KafkaError, ElsewhereError) as error:
+            # A part may have been carried out.
+            await self._note(who, _text(given, "group"), f"tried to {plan['what']}: {error}")
+            raise
         await self._note(who, _text(given, "group"), plan["what"])
         return {"done": plan["what"]}
 

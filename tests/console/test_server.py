@@ -736,6 +736,32 @@ def test_open_page_of_a_group_ends_when_its_viewer_may_not_see_the_group_any_mor
     connection.close()
 
 
+def test_reset_that_fails_for_one_topic_is_in_the_journal(guarded: Consoled):
+    admin = AdminClient({"bootstrap.servers": guarded.gateway.bootstrap})
+    for kind, name, operation in (
+        (ResourceType.GROUP, "partly", AclOperation.READ),
+        (ResourceType.TOPIC, "readable", AclOperation.READ),
+        (ResourceType.TOPIC, "hidden", AclOperation.DESCRIBE),
+    ):
+        pattern, permission = ResourcePatternType.LITERAL, AclPermissionType.ALLOW
+        binding = AclBinding(kind, name, pattern, "User:dora", "*", operation, permission)
+        admin.create_acls([binding])[binding].result(30)
+    change = UserScramCredentialUpsertion("dora", ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096), b"secret")
+    admin.alter_user_scram_credentials([change])["dora"].result(30)
+    for topic in ("readable", "hidden"):
+        guarded.topic(topic, 1)
+        guarded.produce(topic, [(None, b"v", None)])
+        commit(guarded, "partly", 0, topic)
+    bob, dora = Person(guarded.port), Person(guarded.port)
+    bob.log_in("bob", "bob-secret")
+    dora.log_in("dora", "secret")
+    assert dora.act(group="partly", action="reset", to="latest").status == 403
+    offsets = {row["topic"]: row["committed"] for row in bob.get("group", id="partly")["offsets"]}
+    assert offsets == {"readable": 1, "hidden": 0}
+    words = [row["what"] for row in bob.get("group/timeline", id="partly")["words"]]
+    assert [text for text in words if "User:dora" in text and "readable[0]" in text], words
+
+
 def test_super_user_sees_everything_and_is_named_in_the_journal(guarded: Consoled):
     bob = Person(guarded.port)
     assert bob.log_in("bob", "bob-secret").status == 200
