@@ -15,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from gateway.net.http_connections import HttpConnections
+from gateway.net.shared_read import SharedRead
 from gateway.operate.metrics import Metrics
 from gateway.version import program_version
 
@@ -56,9 +57,9 @@ class HttpServer:
                 web.get("/version", self._get_version),
             ]
         )
-        # A scrape ends when its client has gone. Otherwise clients that leave would make others wait for their scrapes.
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_TIMEOUT_S, handler_cancellation=True)
-        self._scraping = asyncio.Lock()
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_TIMEOUT_S)
+        # A scraper that does not wait must not multiply the work, nor make others wait for all its scrapes.
+        self._scrape = SharedRead(self._rendered)
 
     @web.middleware
     async def _counted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -92,13 +93,13 @@ class HttpServer:
         return web.Response(text=page, content_type="text/html")
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
-        # Run only one check at a time, because a scraper that does not wait must not multiply the work.
+        return web.Response(body=await self._scrape.get(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _rendered(self) -> bytes:
         assert self._snapshot is not None
-        async with self._scraping:
-            snapshot = await self._snapshot()
-            # Rendering thousands of lines would block the event loop, and with it every heartbeat.
-            body = await asyncio.to_thread(_render, self._metrics.registry, snapshot)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        snapshot = await self._snapshot()
+        # Rendering thousands of lines would block the event loop, and with it every heartbeat.
+        return await asyncio.to_thread(_render, self._metrics.registry, snapshot)
 
     async def _get_livez(self, request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
