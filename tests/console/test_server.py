@@ -558,13 +558,13 @@ def test_offsets_and_group_are_deleted(stocked: Consoled):
 
 def test_deleted_offsets_of_a_topic_with_many_partitions_are_named(console: Consoled):
     """A plan shows at most 2,000 committed offsets, and deletes no others."""
-    console.topic("wide", MAX_OFFSETS + 1)
-    consumer = Consumer({"bootstrap.servers": console.gateway.bootstrap, "group.id": "wide"})
-    consumer.commit(offsets=[TopicPartition("wide", index, 0) for index in range(MAX_OFFSETS + 1)], asynchronous=False)
+    console.topic("vast", MAX_OFFSETS + 1)
+    consumer = Consumer({"bootstrap.servers": console.gateway.bootstrap, "group.id": "vast"})
+    consumer.commit(offsets=[TopicPartition("vast", index, 0) for index in range(MAX_OFFSETS + 1)], asynchronous=False)
     consumer.close()
-    done = console.person.act(group="wide", action="forget", topic="wide")
-    left = [row["partition"] for row in console.person.get("group", id="wide")["offsets"]]
-    assert (done.json["done"], left) == ("delete the committed offsets of topic wide[0-1999]", [MAX_OFFSETS])
+    done = console.person.act(group="vast", action="forget", topic="vast")
+    left = [row["partition"] for row in console.person.get("group", id="vast")["offsets"]]
+    assert (done.json["done"], left) == ("delete the committed offsets of topic vast[0-1999]", [MAX_OFFSETS])
 
 
 def test_setting_of_a_group_is_changed_and_a_wrong_one_refused(stocked: Consoled):
@@ -608,11 +608,15 @@ def test_read_only_console_refuses_every_change(gateway_factory: GatewayFactory)
 def guarded(postgres: Databases) -> Iterator[Consoled]:
     """A console with an authorizer: alice may describe the group `hers` and topic `orders`, bob is a super user."""
     with gateways(postgres) as factory:
-        more = {"super.users": "User:bob;User:ANONYMOUS"}
-        console = start_consoled(factory, {**AUTHORIZER, **more})
-        _prepare(console)
+        console = _start_guarded(factory)
         yield console
         console.close()
+
+
+def _start_guarded(factory: GatewayFactory) -> Consoled:
+    console = start_consoled(factory, {**AUTHORIZER, "super.users": "User:bob;User:ANONYMOUS"})
+    _prepare(console)
+    return console
 
 
 def _prepare(console: Consoled) -> None:
@@ -736,7 +740,8 @@ def test_open_page_of_a_group_ends_when_its_viewer_may_not_see_the_group_any_mor
     connection.close()
 
 
-def test_reset_that_fails_for_one_topic_is_in_the_journal(guarded: Consoled):
+def test_reset_that_fails_for_one_topic_is_in_the_journal(gateway_factory: GatewayFactory):
+    guarded = _start_guarded(gateway_factory)
     admin = AdminClient({"bootstrap.servers": guarded.gateway.bootstrap})
     for kind, name, operation in (
         (ResourceType.GROUP, "partly", AclOperation.READ),
@@ -782,7 +787,8 @@ def test_logout_ends_the_session(guarded: Consoled):
     assert bob.ask("GET", "/api/groups").status == 401
 
 
-def test_session_ends_when_the_password_of_its_user_changes(guarded: Consoled):
+def test_session_ends_when_the_password_of_its_user_changes(gateway_factory: GatewayFactory):
+    guarded = _start_guarded(gateway_factory)
     admin = AdminClient({"bootstrap.servers": guarded.gateway.bootstrap})
 
     def choose(password: bytes) -> None:
