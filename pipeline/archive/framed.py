@@ -24,10 +24,12 @@ from pyspark.sql.types import (
     DoubleType,
     FloatType,
     IntegralType,
+    MapType,
     StringType,
     StructField,
     StructType,
     TimestampType,
+    VariantType,
 )
 
 from pipeline.archive import avro_references
@@ -35,7 +37,7 @@ from pipeline.archive.protobuf import types as protobuf
 from pipeline.archive.protobuf.columns import as_json, columns
 from pipeline.archive.protobuf.values import read_indexes
 from pipeline.archive.registry import Registry, Schema
-from pipeline.archive.typed import NO_TYPE, JsonTyping, all_nulls, can_be_column, merge
+from pipeline.archive.typed import EXACT_TIMES, NO_TYPE, JsonTyping, all_nulls, can_be_column, merge
 from pipeline.errors import explain
 from pipeline.widening import widen
 
@@ -50,8 +52,8 @@ _PAYLOAD = "substring(value, 6)"
 _INDEX = "(?:[89A-F][0-9A-F])?[0-7][0-9A-F]"
 INDEXES = "^(?:00|" + "|".join(f"{2 * count:02X}(?:{_INDEX}){{{count}}}" for count in range(1, 9)) + ")"
 _MOST_INDEX_BYTES = 17
-# By default Spark writes milliseconds only.
-_EXACT = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
+_MOST_PLAIN_DIGITS = 6
+"""Maximal scale of a decimal that `to_json` always writes without an exponent."""
 _KEPT = (BooleanType, IntegralType, FloatType, DoubleType, DecimalType, StringType, DateType, TimestampType)
 
 _Readable = Schema | protobuf.Types | str
@@ -173,11 +175,37 @@ def _avro(number: int, schema: str, payload: Column, records: DataFrame) -> tupl
     kind = records.select(found.alias("found")).schema["found"].dataType
     if not isinstance(kind, StructType):
         return F.lit(None).cast("string"), F.lit(f"the schema {number} is no record"), NO_TYPE
-    text, nulls = F.to_json(found, _EXACT), all_nulls(schema)
+    text, nulls = F.to_json(_plain(found, kind), EXACT_TIMES), all_nulls(schema)
     # Spark returns a record that it cannot decode as null, or as a struct in which all fields are null.
     empty = F.coalesce(text == "{}", F.lit(True))
     bad = empty if nulls is None else empty & (payload != F.lit(nulls))
     return text, F.when(bad & F.lit(bool(kind.fields)), f"the value is not Avro of the schema {number}"), _columns(kind)
+
+
+def _plain(column: Column, kind: DataType) -> Column:
+    """Return `column` with its small decimals as variants.
+
+    `to_json` writes a decimal below a millionth with an exponent, and a reader takes such a number for a double. It
+    writes a variant without an exponent.
+    """
+    if not _has_small_decimals(kind):
+        return column
+    if isinstance(kind, StructType):
+        fields = [_plain(column[field.name], field.dataType).alias(field.name) for field in kind.fields]
+        return F.when(column.isNotNull(), F.struct(*fields))
+    if isinstance(kind, ArrayType):
+        return F.transform(column, lambda element: _plain(element, kind.elementType))
+    if isinstance(kind, MapType):
+        return F.transform_values(column, lambda _, value: _plain(value, kind.valueType))
+    return column.cast(VariantType())
+
+
+def _has_small_decimals(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return any(_has_small_decimals(field.dataType) for field in kind.fields)
+    if isinstance(kind, ArrayType | MapType):
+        return _has_small_decimals(kind.elementType if isinstance(kind, ArrayType) else kind.valueType)
+    return isinstance(kind, DecimalType) and kind.scale > _MOST_PLAIN_DIGITS
 
 
 def _columns(kind: StructType) -> StructType:

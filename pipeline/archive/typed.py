@@ -66,6 +66,11 @@ WHOLE_TEXTS: dict[type[DataType], str] = {
     TimestampType: r"^\s*[+-]?\d{4}",
     TimestampNTZType: r"^\s*[+-]?\d{4}[\d-]*(?:[T ][\d:.]*)?\s*$",
 }
+# By default Spark writes milliseconds only.
+EXACT_TIMES = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
 _HELD_DATA, _HELD_RESCUED = "_held_data", "_held_rescued"
 
 
@@ -121,7 +126,8 @@ class AvroTyping:
         again = self.apply(_set_aside(records), stored).where(F.col("reason").isNull())
         # Compare texts, because Spark cannot compare maps. Null fields are left out, and so are fields that a schema
         # lacks.
-        alike = F.to_json(F.struct(F.col(_HELD_DATA).alias(DATA))).eqNullSafe(F.to_json(F.struct(DATA)))
+        held, told = (F.to_json(F.struct(each.alias(DATA)), EXACT_TIMES) for each in (F.col(_HELD_DATA), F.col(DATA)))
+        alike = held.eqNullSafe(told)
         return _what(again, F.when(F.col(_HELD_RESCUED).isNotNull() | ~alike, "its data is not what its value says"))
 
 
@@ -477,8 +483,10 @@ def _fits(value: Column, own: Column, kind: DataType) -> Column:
     if isinstance(kind, DoubleType):
         return (own == "DOUBLE") | (exact & _is_as_written(value, kind))
     if isinstance(kind, FloatType):
-        narrowed = (own == "DOUBLE") & (_get(value, "float").cast("double") == _get(value, "double"))
-        return narrowed | (exact & _is_as_written(value, kind))
+        narrow, wide = _get(value, "float"), _get(value, "double")
+        # The texts are equal if a writer has written a float in its shortest form.
+        same = (narrow.cast("double") == wide) | (narrow.cast("string") == wide.cast("string"))
+        return ((own == "DOUBLE") & same) | (exact & _is_as_written(value, kind))
     # Only a given schema has such a type, for example a date: text that Spark can convert.
     converts = (own == "STRING") & _get(value, kind.simpleString()).isNotNull()
     whole = next((pattern for found, pattern in WHOLE_TEXTS.items() if isinstance(kind, found)), None)

@@ -19,7 +19,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.avro.functions import to_avro
 
 from pipeline import table
+from pipeline.archive.framed import RegistryTyping
 from pipeline.archive.registry import Registry
+from pipeline.archive.typed import NO_TYPE
 from pipeline.errors import PipelineError
 from pipeline.kafka import UnreachableError
 from pipeline.schema import DATA, RESCUED
@@ -164,6 +166,40 @@ def test_records_of_several_schemas_share_a_table_and_wait_for_their_registry(
     assert registry.asked.count("/schemas/ids/1") == 3
     typed = ("--value", "registry", "--registry", registry.url)
     assert jobs.verify(spark, gateway.bootstrap, out, *typed).code == 0
+
+
+def test_small_decimals_floats_and_local_times_of_avro_are_exact(spark: SparkSession, registry: ARegistry) -> None:
+    small = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 28}
+    schema = record(
+        {"name": "zero", "type": small},
+        {"name": "list", "type": {"type": "array", "items": small}},
+        {"name": "in", "type": {"type": "record", "name": "in", "fields": [{"name": "f", "type": ["null", small]}]}},
+        {"name": "map", "type": {"type": "map", "values": small}},
+        {"name": "ratio", "type": "float"},
+        {"name": "at", "type": {"type": "long", "logicalType": "local-timestamp-micros"}},
+    )
+    registry.schemas = {1: {"schema": schema}}
+    number = "decimal(38,28)"
+    ddl = f"zero {number}, list array<{number}>, in struct<f: {number}>, map map<string,{number}>, ratio float, "
+    tiny, at = Decimal("1.23456789012345678901E-8"), datetime(2026, 1, 31, 12, 0, 0, 123456)
+    rows = [
+        (Decimal(0), [tiny, -tiny], (tiny,), {"k": Decimal("0.0000001")}, 1.2345e-4, at),
+        (Decimal(2), [], (None,), {}, 1e30, at),
+    ]
+    values = [framed(1, each) for each in packed(spark, schema, f"{ddl} at timestamp_ntz", *rows)]
+    given = spark.createDataFrame(list(enumerate(values)), "offset long, value binary")
+    typed = RegistryTyping(Registry(registry.url), evolve=True).apply(given, NO_TYPE)
+    assert typed.schema[DATA].dataType.simpleString() == (
+        f"struct<zero:{number},list:array<{number}>,in:struct<f:{number}>,ratio:float,at:string,map:struct<k:double>>"
+    )
+    first, second = typed.orderBy("offset").collect()
+    assert (first.reason, first[RESCUED], second.reason, second[RESCUED]) == (None,) * 4
+    assert first[DATA].zero == 0
+    assert first[DATA].list == [tiny, -tiny]
+    assert first[DATA]["in"].f == tiny
+    assert first[DATA].map.k == 1e-7
+    assert first[DATA].at == "2026-01-31T12:00:00.123456"
+    assert (second[DATA].zero, second[DATA].list, second[DATA]["in"].f) == (2, [], None)
 
 
 ORDER = """

@@ -25,6 +25,7 @@ from pipeline.archive.typed import (
     merge,
     parse,
     settle,
+    stored_type,
     struct_words,
 )
 from pipeline.compact.transforms import worth_compacting
@@ -198,7 +199,8 @@ def test_records_that_each_bring_a_field_are_typed_up_to_the_limit(spark: SparkS
         ("int", ["8"], ["8.5", "true", "2147483648", '"8"']),
         ("double", ["1.5", "0.30000000000000004", "1e2", "9007199254740992", "0.1", "123456789012345.67", "-0.001"],
          ["9007199254740993", "12345678901234567890", "0.1234567890123456789", "true", '"1"']),
-        ("float", ["1.5", "0.1"], ["0.123456789", "16777217", "true"]),
+        ("float", ["1.5", "0.1", "1.2345E-4", "3.4028235E38"],
+         ["0.123456789", "1.23456789E-4", "1e300", "16777217", "true"]),
         ("decimal(10,2)", ["8.5", "8", "0.120", "12345678.91"], ["0.1234567", "123456789.1", "true", "1e2"]),
         ("date", ['"2026-01-31"', '"2026-1-3"'],
          ["7", "true", '"soon"', '"2026-01-31T12:00:00Z"', '"2026-01-31 12:00"']),
@@ -365,6 +367,23 @@ def test_avro_data_that_is_not_what_the_value_says_is_found(spark: SparkSession)
     assert [(row.offset, row.what) for row in typing.mistyped(wrong, stored).collect()] == [
         (0, "its data is not what its value says")
     ]
+
+
+def test_avro_data_that_is_a_microsecond_off_is_found(spark: SparkSession) -> None:
+    kinds = ("timestamp-micros", "local-timestamp-micros")
+    fields = [{"name": f"t{at}", "type": {"type": "long", "logicalType": kind}} for at, kind in enumerate(kinds)]
+    typing = AvroTyping(json.dumps({"type": "record", "name": "r", "fields": fields}), framed=False)
+    right = typing.apply(json_records(spark, b"\x02\x02", b"\x02\x02", b"\x02\x02"), StructType()).drop("reason")
+    stored = stored_type(right.schema)
+    assert typing.mistyped(right, stored).collect() == []
+    later = [
+        F.when(F.col("offset") == at, F.col(DATA)[f"t{at}"] + F.expr("INTERVAL '0.000001' SECOND"))
+        .otherwise(F.col(DATA)[f"t{at}"])
+        .alias(f"t{at}")
+        for at in range(2)
+    ]
+    wrong = right.withColumn(DATA, F.struct(*later))
+    assert sorted(row.offset for row in typing.mistyped(wrong, stored).collect()) == [0, 1]
 
 
 AVRO = '{"type": "record", "name": "r", "fields": [{"name": "id", "type": "long"}, {"name": "s", "type": "string"}]}'
