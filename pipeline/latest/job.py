@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from pipeline import catalog, session, table
 from pipeline.archive.job import last_progress
@@ -26,7 +27,7 @@ from pipeline.archive.plan import Range, share
 from pipeline.archive.transforms import within
 from pipeline.errors import PipelineError
 from pipeline.kafka import Partition
-from pipeline.latest.transforms import debezium, newest, plain, versions
+from pipeline.latest.transforms import debezium, foreign, newest, plain, versions
 from pipeline.partitioning import order as sorting
 from pipeline.partitioning import partitions
 from pipeline.progress import Progress as Lines
@@ -175,8 +176,11 @@ def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop
         )  # fmt: skip
         offsets = sum(each.records for each in ranges)
         lines.say(f"batch {after.batch}: merges {offsets:,} offsets", event="merging", batch=after.batch)
+        batch = within(records, ranges)
         with Ticker(spark, lines):
-            changed = merge_batch(ENVELOPES[arguments.envelope](within(records, ranges)), out, after)
+            if arguments.envelope == "debezium":
+                _report_foreign(foreign(batch), lines)
+            changed = merge_batch(ENVELOPES[arguments.envelope](batch), out, after)
         if last_merged(spark, out) != after:
             raise PipelineError(f"Another job merges into {out}.", "Stop one of the two jobs.")
         done = after
@@ -188,6 +192,18 @@ def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop
         )  # fmt: skip
     words = "stopped; start it again to go on" if stop.asked else "done"
     lines.say(f"{words}: {out} is behind batch {done.batch}", event="end")
+
+
+def _report_foreign(records: DataFrame, lines: Lines) -> None:
+    """Print how many records the envelope leaves out, and where the first is."""
+    place = F.struct("topic", "partition", "offset")
+    found: Any = records.agg(F.count("*").alias("records"), F.min(place).alias("first")).first()
+    if found.records:
+        lines.say(
+            f"left out {found.records:,} records whose value is not Debezium's JSON, the first is "
+            f"{found.first.topic}-{found.first.partition} offset {found.first.offset:,}",
+            event="foreign", records=found.records,
+        )  # fmt: skip
 
 
 def _create(spark: SparkSession, out: str, arguments: argparse.Namespace) -> None:

@@ -20,16 +20,27 @@ def plain(records: DataFrame) -> DataFrame:
 def debezium(records: DataFrame) -> DataFrame:
     """Return `CHANGE` from Debezium's JSON, with or without its schema. `value` is the row after the change.
 
-    A null value is the tombstone behind a delete. Records of another operation (truncate, message) are left out.
+    A null value is the tombstone behind a delete. Records of another operation (truncate, message) are left out, and so
+    are those of `foreign`.
     """
-    told = F.try_parse_json(F.col("value").cast("string"))
-    envelope = F.coalesce(F.try_variant_get(told, "$.payload", "variant"), told)
+    envelope = _envelope()
     opened = records.withColumn("_operation", F.try_variant_get(envelope, "$.op", "string")).withColumn(
         "_after", F.try_variant_get(envelope, "$.after", "variant")
     )
     rows = opened.where(F.col("value").isNull() | F.col("_operation").isin(*ROW_OPERATIONS))
     deleted = F.col("value").isNull() | (F.col("_operation") == DELETE)
     return _changes(rows, deleted, F.when(~deleted, F.to_json("_after").cast("binary")))
+
+
+def foreign(records: DataFrame) -> DataFrame:
+    """Return the records with a key whose value is not Debezium's JSON."""
+    operation = F.try_variant_get(_envelope(), "$.op", "string")
+    return records.where(F.col("key").isNotNull() & F.col("value").isNotNull() & operation.isNull())
+
+
+def _envelope() -> Column:
+    told = F.try_parse_json(F.col("value").cast("string"))
+    return F.coalesce(F.try_variant_get(told, "$.payload", "variant"), told)
 
 
 def _changes(records: DataFrame, deleted: Column, value: Column) -> DataFrame:

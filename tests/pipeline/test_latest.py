@@ -216,10 +216,14 @@ def test_debeziums_envelope_is_opened(spark: SparkSession, gateway: GatewayProce
         change("r", 1, {"id": 1, "name": "a"}), change("c", 2, {"id": 2}, schema=True),
         change("u", 1, {"id": 1, "name": "b"}, schema=True), change("c", 3, {"id": 3}), change("d", 3, None),
         (0, b'{"id":3}', None, topics.START_MS, []), change("t", 2, None), change("d", 4, None),
+        (0, b'{"id":5}', b'{"id":5,"name":"flat"}', topics.START_MS, []), (0, b"5", b"\xff{", topics.START_MS, []),
     ]  # fmt: skip
     topics.fill(gateway.bootstrap, topic, given)
     jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
-    jobs.latest(spark, out, latest, "--envelope", "debezium")
+    made = jobs.latest(spark, out, latest, "--envelope", "debezium")
     assert {key: json.loads(value) for key, value in held(spark, latest).items()} == {
         b'{"id":1}': {"id": 1, "name": "b"}, b'{"id":2}': {"id": 2},
     }  # fmt: skip
+    [told] = made.events("foreign")
+    words = f"left out 2 records whose value is not Debezium's JSON, the first is {topic}-0 offset 8"
+    assert (told["say"], told["records"]) == (words, 2)
