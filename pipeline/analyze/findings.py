@@ -260,7 +260,7 @@ def delivery_findings(delivered: DataFrame) -> list[Finding]:
             F.count("*").alias("stints"),
             F.max(F.struct("duplicates", "topic", "partition", "member_id")).alias("worst"),
         )
-        .orderBy("group_id")
+        .orderBy(F.desc(F.col("duplicates") + F.col("gap_records")), "group_id")
         .limit(MOST_OF_A_KIND)
         .collect()
     )

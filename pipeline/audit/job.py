@@ -8,6 +8,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,9 @@ def run(arguments: argparse.Namespace, lines: Progress, stop: Stop) -> int:
     try:
         records = table.read(spark, table.location(arguments.archive, arguments.format))
         names = [name for name in arguments.topics.split(",") if name]
-        if names:
-            records = records.where(F.col("topic").isin(names))
-        found = audit(spark, records, lines, stop)
+        found = audit(spark, of_topics(records, names), lines, stop)
     finally:
         spark.stop()
-    if not found:
-        raise PipelineError("The archive has no records of these topics.", "Archive them first, or check --topics.")
     (out / "audit.json").write_text(json.dumps(found, indent=1, default=str) + "\n", encoding="utf-8")
     pictures = write_audit(out, found)
     for name, told in found.items():
@@ -60,6 +57,19 @@ def run(arguments: argparse.Namespace, lines: Progress, stop: Stop) -> int:
             lines.say(f"{name}: {sentence}")
     lines.say(f"wrote audit.html and {len(pictures)} pictures to {out}")
     return 0
+
+
+def of_topics(records: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Return the records of these topics, or all if `names` is empty. Raise PipelineError if a topic has no records."""
+    chosen = records.where(F.col("topic").isin(*names)) if names else records
+    held = {row.topic for row in chosen.select("topic").distinct().collect()}
+    missing = sorted({*names} - held)
+    if missing or not held:
+        raise PipelineError(
+            f"The archive has no records of {', '.join(missing) or 'any topic'}.",
+            "Archive them first, or check --topics.",
+        )
+    return chosen
 
 
 def audit(spark: SparkSession, records: DataFrame, lines: Progress, stop: Stop) -> dict[str, dict[str, Any]]:

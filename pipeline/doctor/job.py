@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
     failed = 0
     for name, check in checks:
         if stop.asked:
-            break
+            raise PipelineError("The job was stopped before it had checked everything.", "Start it again.")
         try:
             lines.say(f"ok       {name}: {check()}", event="ok", check=name)
         except Exception as error:  # noqa: BLE001 - a check that fails is a result

@@ -217,12 +217,24 @@ def _add_moves(table: DataFrame, groups: dict[str, GroupData], names: Sequence[s
 
 def delivery_data(delivered: DataFrame, findings: list[Finding]) -> ReportData:
     """Collect owners and records processed twice from the members' own logs, for an analysis without a journal."""
-    rows = delivered.orderBy("group_id", "begins_ms").limit(MOST_INTERVALS).collect()
-    groups: list[GroupData] = []
-    for name, mine in _by_group(rows):
-        group = GroupData(name, min(row.begins_ms for row in mine), max(row.ends_ms for row in mine))
-        group.partitions = sorted({f"{row.topic}-{row.partition}" for row in mine})[:MOST_PARTITIONS]
+    moved = F.col("stint") > 1
+    trouble = delivered.groupBy("group_id").agg(
+        F.count_distinct("member_id").alias("members"),
+        F.count_if(moved).alias("moves"),
+        F.coalesce(F.sum(F.when(moved, F.col("duplicates"))), F.lit(0)).alias("twice"),
+    )
+    names = [row.group_id for row in trouble.orderBy(F.desc("twice"), "group_id").limit(MOST_GROUPS).collect()]
+    found: dict[str, GroupData] = {}
+    for name, rows in _by_group(_first(_of(delivered, names), MOST_INTERVALS, "begins_ms", "topic", "partition")):
+        mine = rows[:MOST_INTERVALS]
+        group = found[name] = GroupData(name, min(row.begins_ms for row in mine), max(row.ends_ms for row in mine))
+        labels = [f"{topic}-{partition}" for topic, partition in sorted({(row.topic, row.partition) for row in mine})]
+        group.partitions = labels[:MOST_PARTITIONS]
         group.members = list(dict.fromkeys(row.member_id for row in mine))
+        if len(labels) > MOST_PARTITIONS:
+            group.left_out.append(f"partitions after the first {MOST_PARTITIONS}")
+        if len(rows) > MOST_INTERVALS:
+            group.left_out.append(f"ownership after the first {MOST_INTERVALS:,} stretches")
         earlier: dict[str, str] = {}
         for row in mine:
             label = f"{row.topic}-{row.partition}"
@@ -242,18 +254,20 @@ def delivery_data(delivered: DataFrame, findings: list[Finding]) -> ReportData:
                     }
                 )
             earlier[label] = row.member_id
-        groups.append(group)
     totals = dict.fromkeys(("rebalances", "unowned_partition_ms", "forced", "storms", "violations"), 0)
-    totals |= {
-        "groups": len(groups),
-        "members": sum(len(group.members) for group in groups),
-        "moves": sum(len(group.moves) for group in groups),
-        "duplicates_min": sum(move["duplicates"] for group in groups for move in group.moves),
-    }
+    sums = trouble.agg(
+        F.count("*").alias("groups"),
+        *(
+            F.coalesce(F.sum(name), F.lit(0)).alias(total)
+            for name, total in (("members", "members"), ("moves", "moves"), ("twice", "duplicates_min"))
+        ),
+    ).first()
+    assert sums is not None
+    totals |= sums.asDict()
     return ReportData(
         findings,
         totals,
-        groups[:MOST_GROUPS],
-        max(0, len(groups) - MOST_GROUPS),
+        [found[name] for name in names],
+        totals["groups"] - len(names),
         "the members' own logs: there is no journal",
     )

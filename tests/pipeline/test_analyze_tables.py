@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.analyze.findings import Finding, findings
+from pipeline.analyze.findings import MOST_OF_A_KIND, Finding, delivery_findings, findings
 from pipeline.analyze.handoffs import delivered
 from pipeline.analyze.job import RULES_BROKEN, _tell, write_tables
 from pipeline.analyze.journal import DELIVERY, TABLES
@@ -19,7 +19,16 @@ from pipeline.analyze.offsets import lag
 from pipeline.analyze.rebalances import storms
 from pipeline.analyze.tables import Thresholds, analyze
 from pipeline.progress import Progress, Stop
-from pipeline.report.data import GroupData, ReportData, Stretch, costs_of, delivery_data, report_data
+from pipeline.report.data import (
+    MOST_GROUPS,
+    MOST_INTERVALS,
+    GroupData,
+    ReportData,
+    Stretch,
+    costs_of,
+    delivery_data,
+    report_data,
+)
 from pipeline.report.page import costs, write_page
 from pipeline.report.pictures import write_pictures
 from tests.pipeline.journals import frame, journal_of
@@ -209,3 +218,19 @@ def test_a_page_without_a_journal(spark: SparkSession, tmp_path: Path) -> None:
     page = _Page((tmp_path / "report.html").read_text())
     assert (page.open, page.fetched, page.charts) == ([], [], 2)
     assert "there is no journal" in (tmp_path / "report.html").read_text()
+
+
+def test_the_report_of_members_logs_counts_what_it_does_not_draw(spark: SparkSession) -> None:
+    quiet = [(f"a-{number:02}", "t", 0, "a", 0, 0, 9) for number in range(MOST_OF_A_KIND)]
+    # Two members take turns, and each repeats the last record of the other.
+    turns = [("z", "t", 0, "ab"[turn % 2], turn, turn, turn + 1) for turn in range(MOST_INTERVALS + 10)]
+    rows = delivered(spark.createDataFrame([*quiet, *turns], DELIVERY)).cache()
+    found = delivery_findings(rows)
+    data = delivery_data(rows, found)
+    moves = len(turns) - 1
+    assert found[0].group_id == data.groups[0].group_id == "z"
+    assert found[0].numbers["duplicates"] == moves
+    totals = {"groups": len(quiet) + 1, "members": len(quiet) + 2, "moves": moves, "duplicates_min": moves}
+    assert {name: data.totals[name] for name in totals} == totals
+    assert (len(data.groups), data.groups_left_out) == (MOST_GROUPS, len(quiet) + 1 - MOST_GROUPS)
+    assert data.groups[0].left_out == [f"ownership after the first {MOST_INTERVALS:,} stretches"]

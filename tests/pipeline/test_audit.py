@@ -16,8 +16,9 @@ from pyspark.sql import functions as F
 
 from pipeline.audit import transforms
 from pipeline.audit.advice import advice
-from pipeline.audit.job import audit
+from pipeline.audit.job import audit, of_topics
 from pipeline.audit.report import write_audit
+from pipeline.errors import PipelineError
 from pipeline.partitioners import guessed, murmur2, murmur2_of
 from pipeline.progress import Progress, Stop
 from pipeline.schema import RECORD
@@ -169,6 +170,14 @@ def test_an_uneven_topic_is_told_with_its_cause() -> None:
     told = _figures()
     told["partitions"][0]["share"], told["partitions"][1]["share"] = 0.9, 0.1
     assert "partition 0 has 90% of the records where an even share is 50%; no single key" in " ".join(advice(told))
+
+
+def test_a_mistyped_topic_beside_an_existing_one_is_named(spark: SparkSession, records: DataFrame) -> None:
+    assert of_topics(records, ["t"]).count() == of_topics(records, []).count() == 6
+    with pytest.raises(PipelineError, match=r"no records of tt[.]"):
+        of_topics(records, ["t", "tt"])
+    with pytest.raises(PipelineError, match=r"no records of any topic[.]"):
+        of_topics(records.where("false"), [])
 
 
 def test_the_whole(spark: SparkSession, records: DataFrame, tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:

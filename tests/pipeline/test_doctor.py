@@ -13,6 +13,7 @@ import pytest
 
 from pipeline import jars, session
 from pipeline.doctor import job as doctor
+from pipeline.errors import PipelineError
 from pipeline.progress import Progress, Stop
 from tests.gateway_process import GatewayProcess
 from tests.pipeline import processes, topics
@@ -39,6 +40,15 @@ def missing(*given: str) -> list[tuple[str, str, str]]:
 def test_nothing_is_missing_where_everything_is(gateway: GatewayProcess) -> None:
     topic = topics.fresh(gateway.bootstrap, 1)
     assert missing("--bootstrap", gateway.bootstrap, "--topics", topic) == []
+
+
+def test_a_stopped_doctor_does_not_report_that_nothing_is_missing() -> None:
+    parser, stop = argparse.ArgumentParser(), Stop()
+    doctor.add_arguments(parser)
+    session.add_arguments(parser)
+    stop.ask()
+    with pytest.raises(PipelineError, match="stopped before it had checked everything"):
+        doctor.run(parser.parse_args(["--no-spark"]), Progress("doctor", stream=io.StringIO()), stop)
 
 
 def test_a_topic_that_is_not_there(gateway: GatewayProcess) -> None:
