@@ -3,8 +3,8 @@
 The one idea: Iceberg has no transaction numbers, so an append writes its snapshot to a branch of its own, which readers
 do not see, and then moves `main` to that snapshot. Iceberg moves `main` only if its head is an ancestor of the
 snapshot, so of two appends that began at the same head the second fails. If another application has moved `main`, the
-files are appended again to the new head. The snapshot's summary contains application,
-number and progress. So records and progress become visible in one commit of the table.
+files are appended again to the new head. A merge begins again if `compact` has moved `main`. The snapshot's summary
+contains application, number and progress. So records and progress become visible in one commit of the table.
 
 The branch of the last append is kept: it prevents its snapshot, and with it the progress, from expiring.
 """
@@ -269,9 +269,31 @@ def _append_again(spark: SparkSession, where: str, branch: str, head: int, summa
 def merge(frame: DataFrame, where: str, on: str, clauses: str, application: str, number: int, metadata: str) -> None:
     spark, name = frame.sparkSession, quoted(where)
     head = _head_for(spark, where, application, number)
-    if head is None:
-        return
-    branch = _begin(spark, name, head)
+    for left in reversed(range(_MOVES)):
+        if head is None:
+            return
+        branch = _begin(spark, name, head)
+        _merge_into(frame, where, branch, head, on, clauses, application, number, metadata)
+        try:
+            publish(spark, where, branch, head)
+        except (PySparkException, Py4JJavaError) as error:
+            if not left or not any(each in str(error) for each in _OVERTAKEN):
+                raise
+            now = _head_for(spark, where, application, number)
+            # `frame` may hold rows of the table, so it is merged again only if the table has the same rows.
+            if now is None or not _has_same_rows(spark, name, head, now):
+                raise
+            head = now
+        else:
+            _drop_branches(spark, name, branch)
+            return
+
+
+def _merge_into(
+    frame: DataFrame, where: str, branch: str, head: int, on: str, clauses: str, application: str, number: int,
+    metadata: str,
+) -> None:  # fmt: skip
+    spark, name = frame.sparkSession, quoted(where)
     target, properties = f"{name}.branch_{branch}", _properties(application, number, metadata)
     frame.createOrReplaceTempView("sluice_changes")
     for each, value in properties.items():
@@ -285,8 +307,16 @@ def merge(frame: DataFrame, where: str, on: str, clauses: str, application: str,
     if _reference(spark, name, branch) == head:
         # A merge that changes nothing may commit nothing, but the progress must be committed.
         _append_to(spark.createDataFrame([], schema(spark, where)), target, application, number, metadata)
-    publish(spark, where, branch, head)
-    _drop_branches(spark, name, branch)
+
+
+def _has_same_rows(spark: SparkSession, name: str, before: int, now: int) -> bool:
+    """Return whether the commits after `before` up to `now` have only merged files."""
+    for each in _ancestry(spark, name, now):
+        if each.number == before:
+            return True
+        if each.operation != "replace":
+            return False
+    return False
 
 
 def _head_for(spark: SparkSession, where: str, application: str, number: int) -> int | None:

@@ -5,6 +5,7 @@ The failures of Kafka Connect's Iceberg sink are in `test_iceberg_failures.py`.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from unittest.mock import patch
@@ -204,6 +205,37 @@ def test_small_files_of_a_table_are_merged_within_its_partitions_and_in_its_orde
     for row in lake.sql(f"SELECT file_path FROM {iceberg.quoted(where)}.files").collect():
         keys = pq.read_table(row.file_path.removeprefix("file:"), columns=["key"], partitioning=None)["key"].to_pylist()
         assert keys == sorted(keys)
+
+
+@one_catalog
+def test_a_merge_begins_again_if_files_were_merged_and_not_if_rows_were_changed(lake: SparkSession) -> None:
+    name, whole = "iceberg:newest", iceberg.publish
+    table.create(lake, name, NEWEST)
+
+    def merged(batch: int, meanwhile: Callable[[], object]) -> int:
+        at = datetime(2026, 1, batch, tzinfo=UTC)
+        rows = [("t", key, False, b"%d" % batch, 0, batch, at) for key in (b"%d" % batch, b"k")[:batch]]
+        pending = [meanwhile]
+
+        def overtaken(spark: SparkSession, where: str, branch: str, head: int | None) -> None:
+            if pending:
+                pending.pop()()
+            whole(spark, where, branch, head)
+
+        with patch.object(iceberg, "publish", overtaken):
+            latest_job.merge_batch(lake.createDataFrame(rows, CHANGE), name, latest_job.Merged("x", "none", (), batch))
+        return table.read(lake, name).count()
+
+    def compacted() -> None:
+        assert table.merge_files(lake, name, 1 << 20, 2) == (2, 1)
+
+    assert [merged(1, lambda: None), merged(2, lambda: None), merged(3, compacted)] == [1, 3, 4]
+    assert {key: value for key, value in held(lake, name).items() if key == b"k"} == {b"k": b"3"}
+    done = latest_job.last_merged(lake, name)
+    assert done is not None
+    assert done.batch == 3
+    with pytest.raises(Exception, match="is not an ancestor of"):
+        merged(4, lambda: lake.sql(f"DELETE FROM {iceberg.quoted(name)} WHERE key = X'31'").collect())
 
 
 @one_catalog
