@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StructType
@@ -25,6 +28,8 @@ SAFE_HORIZON_HOURS = 168
 _CHECK = "spark.databricks.delta.retentionDurationCheck.enabled"
 _ORDER = "sluice.sort-by"
 """Property of a table: the columns by which `merge_files` clusters its rows."""
+_MERGES = 10
+"""How often a merge begins if `compact` merges files of the table each time."""
 _MERGED_AT_ONCE = 100
 """Number of partitions whose files one commit merges."""
 
@@ -141,6 +146,28 @@ def _widen(spark: SparkSession, path: str, stored: StructType, wanted: StructTyp
 
 
 def merge(frame: DataFrame, path: str, on: str, clauses: str, application: str, number: int, metadata: str) -> int:
+    spark = frame.sparkSession
+    left = _MERGES
+    while True:
+        before = next(commits(spark, path)).version
+        try:
+            return _merge_into(frame, path, on, clauses, application, number, metadata)
+        except (PySparkException, Py4JJavaError) as error:
+            left -= 1
+            # `frame` may hold rows of the table, so it is merged again only if the table has the same rows.
+            if not left or "DELTA_CONCURRENT" not in str(error) or not _has_same_rows(spark, path, before):
+                raise
+
+
+def _has_same_rows(spark: SparkSession, path: str, before: int) -> bool:
+    """Return whether the commits after the version `before` have only merged files."""
+    since = takewhile(lambda each: each.version > before, commits(spark, path))
+    return all(each.operation == "OPTIMIZE" for each in since)
+
+
+def _merge_into(
+    frame: DataFrame, path: str, on: str, clauses: str, application: str, number: int, metadata: str
+) -> int:
     spark = frame.sparkSession
     settings = {"commitInfo.userMetadata": metadata, "write.txnAppId": application, "write.txnVersion": str(number)}
     named = {f"spark.databricks.delta.{each}": value for each, value in settings.items()}

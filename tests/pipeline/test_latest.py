@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ from unittest.mock import patch
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
 
 from pipeline import table
 from pipeline.archive import job as archive_job
@@ -26,6 +29,7 @@ from tests.pipeline.histories import PARTITIONS, applied, changes, held, held_ve
 from tests.pipeline.jobs import DiedError, Record
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted")]
+AT = datetime(2026, 1, 31, tzinfo=UTC)
 SPREAD = ("--partition-by", "bucket(4,key),day(timestamp),hour(timestamp)", "--sort-by", "key,timestamp")
 
 
@@ -148,6 +152,46 @@ def test_small_files_of_a_delta_table_are_merged_within_their_partitions(spark: 
     append(4, 1)
     assert jobs.compact(spark, out).events("merged")[0]["removed"] == 2
     assert len(DeltaTable(out).file_uris()) == 4
+
+
+def test_a_merge_begins_again_if_the_files_of_a_delta_table_were_merged(
+    spark: SparkSession, out: str, tmp_path: Path
+) -> None:
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+    for fifo in (begun, ended):
+        os.mkfifo(fifo)
+
+    def held_up(key: bytes) -> bytes:
+        """Let the files be merged while the first attempt reads its rows."""
+        if begun.exists():
+            begun.write_bytes(b"")
+            ended.read_bytes()
+        return key
+
+    def compacted() -> tuple[int, int]:
+        begun.read_bytes()
+        begun.unlink()
+        try:
+            return table.merge_files(spark.newSession(), out, 1 << 20, 2)
+        finally:
+            ended.write_bytes(b"")
+
+    def merge(batch: int, key: Column) -> None:
+        rows = [("t", each, False, b"%d" % batch, 0, batch, AT) for each in (b"%d" % batch, b"k")[:batch]]
+        frame = spark.createDataFrame(rows, CHANGE).coalesce(1).withColumn("key", key)
+        latest_job.merge_batch(frame, out, latest_job.Merged("x", "none", (), batch))
+
+    table.create(spark, out, NEWEST)
+    merge(1, F.col("key"))
+    merge(2, F.col("key"))
+    with ThreadPoolExecutor(1) as pool:
+        merged = pool.submit(compacted)
+        merge(3, F.udf(held_up, "binary")("key"))
+        assert merged.result() == (2, 1)
+    assert held(spark, out) == {b"1": b"1", b"2": b"2", b"3": b"3", b"k": b"3"}
+    done = latest_job.last_merged(spark, out)
+    assert done is not None
+    assert done.batch == 3
 
 
 def test_versions_of_a_key_that_moved_to_another_partition_follow_each_other_by_time(spark: SparkSession) -> None:
