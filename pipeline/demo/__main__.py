@@ -69,9 +69,7 @@ class Demo:
         self._bootstrap = f"127.0.0.1:{_free_port()}"
 
     def run(self) -> int:
-        if self._out.exists():
-            shutil.rmtree(self._out)
-        self._out.mkdir(parents=True)
+        self._clear()
         archive = str(self._out / "archive")
         with self._gateway():
             self._make_topic()
@@ -88,6 +86,14 @@ class Demo:
             self._analyze()
         self._lines.say(f"done: {self._out / 'report' / 'report.html'} and {self._out / 'audit' / 'audit.html'}")
         return 0
+
+    def _clear(self) -> None:
+        """Make an empty folder in place of that of an earlier demo. Raise PipelineError if it holds anything else."""
+        if self._out.exists():
+            if not (self._out / "gateway.log").is_file() and (not self._out.is_dir() or any(self._out.iterdir())):
+                raise PipelineError(f"{self._out} is not the folder of an earlier demo.", "Name another --out.")
+            shutil.rmtree(self._out)
+        self._out.mkdir(parents=True)
 
     # --- the gateway ------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import socket
+from pathlib import Path
 
 import pytest
 from pyspark.sql.types import ArrayType, LongType, StructField, StructType
@@ -12,9 +13,11 @@ from pipeline import jdbc, session
 from pipeline.archive import figures
 from pipeline.commit import Commit
 from pipeline.delta import parse_commit
+from pipeline.demo.__main__ import Demo
 from pipeline.errors import PipelineError
 from pipeline.iceberg import _ddl
 from pipeline.kafka import Cluster
+from pipeline.progress import Progress
 from pipeline.sql import identifier
 
 
@@ -86,3 +89,12 @@ def test_names_of_fields_may_have_a_backtick() -> None:
     assert identifier("a`b") == "`a``b`"
     kind = ArrayType(StructType([StructField("a`b", LongType()), StructField("c", LongType())]))
     assert _ddl(kind) == "array<struct<`a``b`: bigint, `c`: bigint>>"
+
+
+def test_the_demo_removes_no_folder_that_is_not_its_own(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("mine")
+    for out in (tmp_path, kept):
+        with pytest.raises(PipelineError, match="is not the folder of an earlier demo"):
+            Demo(argparse.Namespace(out=out, master="local[1]", records=0), Progress("demo")).run()
+    assert kept.read_text() == "mine"
