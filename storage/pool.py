@@ -407,8 +407,8 @@ async def connect(url: Url, settings: Mapping[str, str], **options: float) -> An
         ),
     )
     try:
-        _register_array_types(connection)
         await connection.fetch(statement("pin_session_settings"), list(settings), list(settings.values()))
+        _register_array_types(connection)
     except BaseException:
         connection.terminate()
         raise

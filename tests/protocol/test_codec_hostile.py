@@ -119,7 +119,7 @@ def verdict(decode: Any, sample: Sample, body: bytes) -> Any:
         return None
 
 
-@pytest.mark.parametrize("seed", first_always(SEEDS, 3))
+@pytest.mark.parametrize("seed", first_always(SEEDS, 1))
 def test_mutated_frames_raise_nothing_but_protocol_errors(seed: int):
     random = Random(seed)
     valid = samples(random)
