@@ -173,7 +173,7 @@ async def test_a_backup_refuses_the_directory_of_one_that_has_not_ended(
         await back_up(database_url, directory, tmp_path / "backup")
     go_on.set()
     await slow
-    url = postgres.create(empty=True)
+    url = postgres.create(EMPTY)
     other = await Database.open(url, hot_connections=1, cold_connections=1)
     try:
         await restore(url, tmp_path / "restored", tmp_path / "backup")
