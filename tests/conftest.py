@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Generator, Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.dealing import dealt
 from tests.forks import forks
 from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess, find_coordinator
 from tests.postgres import EMPTY, SERVED, Databases, databases, shared_databases, short_directory
@@ -112,6 +114,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item.nodeid in kept]
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    if workers > 1:
+        items[:] = dealt(items, workers, folder_of=_folder_of, module_of=attrgetter("path"))
+
+
+def _folder_of(item: pytest.Item) -> str:
+    return item.path.relative_to(ROOT).parts[1]
 
 
 @pytest.fixture

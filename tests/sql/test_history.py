@@ -31,6 +31,7 @@ def test_a_log_that_equals_the_tables_is_accepted() -> None:
     assert sums_of([FIRST, SECOND]) == {("t", "k"): (2, 3)}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_short_attack_breaks_no_promise() -> None:
     assert history.run(1, 15).violations == {}
