@@ -67,9 +67,7 @@ def pytest_unconfigure() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", type=int, help=f"of the long tests the Nth of {PARTS} parts")
     parser.addoption("--marked", choices=sorted(MARKS), help="collect only modules that mention this mark")
-    parser.addoption(
-        "--rotate", type=int, help="all tests of the modules of part N, and the first one of other modules"
-    )
+    parser.addoption("--rotate", type=int, help="the tests of part N, and the first one of each module")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
