@@ -12,11 +12,11 @@ from tests.postgres import EMPTY, MIGRATED, SERVED, Databases
 
 
 def make_templates(server: Databases) -> None:
-    server.make_template(MIGRATED, EMPTY, _migrate)
+    server.make_template(MIGRATED, EMPTY, migrate_at)
     server.make_template(SERVED, MIGRATED, _serve)
 
 
-async def _migrate(url: str) -> None:
+async def migrate_at(url: str) -> None:
     database = await Database.open(url)
     try:
         await migrate(database)

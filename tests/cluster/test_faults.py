@@ -18,8 +18,6 @@ import pytest
 from protocol.errors import ErrorCode
 from protocol.messages.heartbeat import HeartbeatRequest
 from storage.embedded import EmbeddedPostgres
-from storage.migrate import migrate
-from storage.pool import Database
 from tests.chaos.load import Load, assert_nothing_lost
 from tests.clients.topics import create_topic
 from tests.cluster.conftest import SHARDS, Cluster, balanced, metric
@@ -31,6 +29,7 @@ from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.postgres import LoopThread, short_directory
 from tests.steps.seeds import first_always
 from tests.steps.waiting import until, until_blocked
+from tests.templates import migrate_at
 from tests.wire import WireClient
 
 PARTITIONS = 6
@@ -118,7 +117,7 @@ def test_a_restart_of_postgres_under_three_nodes_loses_no_record(gateway_factory
         server = EmbeddedPostgres(directory / "server")
         try:
             url = loop.run(server.start())
-            loop.run(_migrate(url))
+            loop.run(migrate_at(url))
             nodes = [gateway_factory(database_url=url) for _ in range(3)]
             balanced(nodes)
             with under_load(nodes) as (load, _):
@@ -133,14 +132,6 @@ def test_a_restart_of_postgres_under_three_nodes_loses_no_record(gateway_factory
         finally:
             loop.run(server.stop())
             loop.close()
-
-
-async def _migrate(url: str) -> None:
-    database = await Database.open(url)
-    try:
-        await migrate(database)
-    finally:
-        await database.close()
 
 
 async def test_a_terminated_listening_session_is_opened_again(cluster: Cluster, database_url: str) -> None:

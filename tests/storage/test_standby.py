@@ -8,13 +8,13 @@ import pytest
 
 from storage.errors import StorageUnavailable
 from storage.log import LogStore
-from storage.migrate import migrate
 from storage.pool import Database
 from storage.topics import TopicStore
 from storage.types import NewTopic, Topic
 from tests.postgres import LoopThread, short_directory
 from tests.standby import ReplicatedPostgres
 from tests.storage.batches import append, new_batch
+from tests.templates import migrate_at
 
 STATEMENT_MS = 500
 
@@ -24,18 +24,10 @@ def replicated() -> Iterator[ReplicatedPostgres]:
     loop = LoopThread()
     with short_directory() as directory:
         server = ReplicatedPostgres(loop, directory)
-        loop.run(_migrate(server.primary.url))
+        loop.run(migrate_at(server.primary.url))
         yield server
         server.stop()
     loop.close()
-
-
-async def _migrate(url: str) -> None:
-    database = await Database.open(url)
-    try:
-        await migrate(database)
-    finally:
-        await database.close()
 
 
 async def test_batch_that_the_standby_lacks_is_not_acknowledged_as_a_duplicate(replicated: ReplicatedPostgres) -> None:
