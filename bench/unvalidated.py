@@ -26,6 +26,6 @@ def judge_heads(_: BatchValidator, batches: Sequence[Unchecked], now_ms: int) ->
 
 
 if __name__ == "__main__":
-    batch_validation._check_records = lambda *_: None  # type: ignore[reportPrivateUsage]
+    batch_validation._check_records = lambda _records, head, *_: head  # type: ignore[reportPrivateUsage]
     BatchValidator.judge_at_once = judge_heads  # type: ignore[method-assign]
     sys.exit(main())

@@ -1,0 +1,19 @@
+"""The gateway without validation serves the same producer as the real one."""
+
+from __future__ import annotations
+
+import confluent_kafka
+
+from bench.librdkafka import create_topic
+from bench.servers import running_gateway
+from bench.validation import unvalidated
+
+
+def test_a_gateway_without_validation_accepts_a_compressed_batch() -> None:
+    failures: list[confluent_kafka.KafkaError | None] = []
+    with running_gateway(unvalidated) as gateway:
+        create_topic(gateway.bootstrap, "validation", 1)
+        producer = confluent_kafka.Producer({"bootstrap.servers": gateway.bootstrap, "compression.type": "lz4"})
+        producer.produce("validation", b"value " * 100, on_delivery=lambda error, _: failures.append(error))
+        assert producer.flush(30) == 0
+    assert failures == [None]
