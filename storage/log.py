@@ -259,8 +259,11 @@ class LogStore:
             states_only = returned_any and remaining_bytes <= 0
             states, aborting, found, batches = await self._read(piece, remaining_bytes, states_only=states_only)
             if any(isinstance(result, DamagedChunkError) for result in batches):
-                # Compaction or the roller may have moved the bytes since the index was read.
-                states, aborting, found, batches = await self._read(piece, remaining_bytes, states_only=states_only)
+                # Compaction or the roller may have moved the bytes since the index was read. Or they are damaged, and
+                # what lies before them in joined chunks can still be read.
+                states, aborting, found, batches = await self._read(
+                    piece, remaining_bytes, states_only=states_only, joined=False
+                )
             per_request: list[list[tuple[Chunk, Batches | DamagedChunkError]]] = [[] for _ in piece]
             for (position, chunk), result in zip(found, batches, strict=True):
                 per_request[position].append((chunk, result))
@@ -359,9 +362,9 @@ class LogStore:
         return taken, False
 
     async def _read(
-        self, requests: Sequence[ReadRequest], max_bytes: int, *, states_only: bool
+        self, requests: Sequence[ReadRequest], max_bytes: int, *, states_only: bool, joined: bool = True
     ) -> tuple[list[PartitionState | None], list[int], list[tuple[int, Chunk]], list[Batches | DamagedChunkError]]:
-        """Read the index and the bytes for these requests.
+        """Read the index and the bytes for these requests. Inline chunks that follow each other are one if `joined`.
 
         Return per request its state, None if there is no such partition; the positions of requests that may have to
         omit aborted records; the chunks with their request's position; and the batches of each chunk.
@@ -376,6 +379,7 @@ class LogStore:
             max_bytes,
             SPARE_BYTES,
             self._bounds.batches,
+            joined,
         )
         states: list[PartitionState | None] = [None] * len(requests)
         aborting: list[int] = []

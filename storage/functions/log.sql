@@ -470,7 +470,7 @@ declare
     greatest_ms  bigint;
     appended     bigint;
     slot         smallint;
-    since        bigint;
+    place        tid;     -- of the producer's state
     renews       boolean;
     new_base     bigint;
     open_since   bigint;
@@ -488,10 +488,10 @@ begin
         return;
     end if;
     if p_producer_id >= 0 then
-        select s.since_offset, s.update_count >= 32 -- as in append_chunks
-        into since, renews
+        select s.place, s.update_count >= 32 -- as in append_chunks
+        into place, renews
         from (
-            select p.since_offset, p.producer_epoch, p.next_sequence, p.update_count
+            select p.ctid as place, p.producer_epoch, p.next_sequence, p.update_count
             from producer_state p
             where p.partition_key = p_partition_key and p.producer_id = p_producer_id
             order by p.since_offset desc
@@ -547,7 +547,7 @@ begin
             -- The update below fills this row.
             with passed as (
                 delete from producer_state p
-                where p.partition_key = p_partition_key and p.producer_id = p_producer_id and p.since_offset = since
+                where p.ctid = place
                 returning p.*
             )
             insert into producer_state (
@@ -557,8 +557,8 @@ begin
             select
                 p.partition_key, p.producer_id, new_base, -1, p.producer_epoch, p.next_sequence, p.batch_count,
                 p.first_sequences, p.last_sequences, p.base_offsets, p.appended_at
-            from passed p;
-            since := new_base;
+            from passed p
+            returning ctid into place;
         end if;
         update producer_state p
         set update_count  = p.update_count + 1,
@@ -568,7 +568,7 @@ begin
             last_sequences[p.batch_count % 5 + 1]  = (p_base_sequence + p_record_count::bigint - 1) % sequence_limit,
             base_offsets[p.batch_count % 5 + 1]    = new_base,
             appended_at   = clock_timestamp()
-        where p.partition_key = p_partition_key and p.producer_id = p_producer_id and p.since_offset = since;
+        where p.ctid = place;
         if not found then
             raise exception 'a producer was idle and has been forgotten since the look-up'
                 using errcode = 'serialization_failure'; -- the caller tries again
@@ -628,19 +628,20 @@ declare
     stable       bigint;
 
     -- Per run:
-    since        bigint;
+    place        tid;
     earlier      bigint;
     renews       boolean;
     begins       boolean;
-    sinces       bigint[];  -- the row of its producer's state
+    places       tid[];     -- the row of its producer's state; null: there is none
     counts       bigint[];  -- batches of its epoch before it
     renewed      boolean[]; -- whether it begins a row
     begun        boolean[]; -- whether it begins its transaction in the partition
-    any_renewed  boolean := false;
-    any_begun    boolean := false;
-    many         boolean := false; -- whether any run has several batches
-    runs         integer := 0; -- in partitions that are free
-    updated      integer;
+    base         bigint;
+    slot_1       integer;
+    slot_2       integer;
+    slot_3       integer;
+    slot_4       integer;
+    slot_5       integer;
 begin
     sealed    := false;
     undecided := false;
@@ -732,12 +733,12 @@ begin
         if p_runs[i][4] = 0 and last_stable_offsets[p_runs[i][1]] is null then
             -- No transaction is open in the partition.
             select
-                s.since_offset, case when s.producer_epoch = p_runs[i][3] then s.batch_count else 0 end,
+                s.place, case when s.producer_epoch = p_runs[i][3] then s.batch_count else 0 end,
                 coalesce(s.update_count >= 32, true), false -- 32: as in append_chunks
-            into since, earlier, renews, begins
+            into place, earlier, renews, begins
             from (values (true)) one
             left join lateral (
-                select p.since_offset, p.update_count, p.producer_epoch, p.next_sequence, p.batch_count
+                select p.ctid as place, p.update_count, p.producer_epoch, p.next_sequence, p.batch_count
                 from producer_state p
                 where p.partition_key = p_partition_keys[p_runs[i][1]] and p.producer_id = p_runs[i][2]
                 order by p.since_offset desc
@@ -750,13 +751,13 @@ begin
             end;
         else
             select
-                s.since_offset, case when s.producer_epoch = p_runs[i][3] then s.batch_count else 0 end,
+                s.place, case when s.producer_epoch = p_runs[i][3] then s.batch_count else 0 end,
                 coalesce(s.update_count >= 32, true),
                 p_runs[i][4] = 1 and o.first_offset is null
-            into since, earlier, renews, begins
+            into place, earlier, renews, begins
             from (values (true)) one
             left join lateral (
-                select p.since_offset, p.update_count, p.producer_epoch, p.next_sequence, p.batch_count
+                select p.ctid as place, p.update_count, p.producer_epoch, p.next_sequence, p.batch_count
                 from producer_state p
                 where p.partition_key = p_partition_keys[p_runs[i][1]] and p.producer_id = p_runs[i][2]
                 order by p.since_offset desc
@@ -778,15 +779,11 @@ begin
             undecided := true;
             return;
         end if;
-        runs        := runs + 1;
-        sinces[i]   := since;
-        counts[i]   := earlier;
-        renewed[i]  := renews;
-        begun[i]    := begins;
-        any_renewed := any_renewed or renews;
-        many        := many or p_runs[i][5] > 1;
+        places[i]  := place;
+        counts[i]  := earlier;
+        renewed[i] := renews;
+        begun[i]   := begins;
         if begins then
-            any_begun := true;
             -- least() ignores nulls.
             last_stable_offsets[p_runs[i][1]] := least(
                 last_stable_offsets[p_runs[i][1]],
@@ -814,108 +811,104 @@ begin
     from generate_series(1, partition_total) k
     where slot is not null and bases[k] is not null;
 
-    if any_renewed then
-        -- The update below fills these rows.
-        with passed as (
-            delete from producer_state p
-            using generate_series(1, run_total) i
-            where renewed[i] and p.partition_key = p_partition_keys[p_runs[i][1]]
-                and p.producer_id = p_runs[i][2] and p.since_offset = sinces[i]
-            returning i as run, p.first_sequences, p.last_sequences, p.base_offsets
-        )
-        insert into producer_state (
-            partition_key, producer_id, since_offset, update_count, producer_epoch, next_sequence, batch_count,
-            first_sequences, last_sequences, base_offsets, appended_at
-        )
-        select
-            p_partition_keys[p_runs[i][1]], p_runs[i][2],
-            bases[p_runs[i][1]] + p_runs[i][16 + p_runs[i][5]], -1,
-            p_runs[i][3], 0, 0, coalesce(passed.first_sequences, array_fill(-1, array[5])),
-            coalesce(passed.last_sequences, array_fill(-1, array[5])),
-            coalesce(passed.base_offsets, array_fill(-1::bigint, array[5])), clock_timestamp()
-        from generate_series(1, run_total) i
-        left join passed on passed.run = i
-        where renewed[i];
-        for i in 1..run_total loop
-            continue when renewed[i] is not true;
-            sinces[i] := bases[p_runs[i][1]] + p_runs[i][16 + p_runs[i][5]];
-        end loop;
-    end if;
-    if runs > 0 then
+    -- Each producer's row is written where the look-up found it: the partition is locked, and no place is reused while this
+    -- call's snapshot lives. A join with all runs would scan the whole index, which seems cheap to the planner: it does not
+    -- count the dead rows that an open snapshot keeps.
+    for i in 1..run_total loop
+        base := bases[p_runs[i][1]];
+        continue when base is null;
+        place := places[i];
+        if renewed[i] then
+            -- The update below fills this row.
+            with passed as (
+                delete from producer_state p
+                where p.ctid = place
+                returning p.first_sequences, p.last_sequences, p.base_offsets
+            )
+            insert into producer_state (
+                partition_key, producer_id, since_offset, update_count, producer_epoch, next_sequence, batch_count,
+                first_sequences, last_sequences, base_offsets, appended_at
+            )
+            select
+                p_partition_keys[p_runs[i][1]], p_runs[i][2], base + p_runs[i][16 + p_runs[i][5]], -1,
+                p_runs[i][3], 0, 0, coalesce(passed.first_sequences, array_fill(-1, array[5])),
+                coalesce(passed.last_sequences, array_fill(-1, array[5])),
+                coalesce(passed.base_offsets, array_fill(-1::bigint, array[5])), clock_timestamp()
+            from (values (true)) one
+            left join passed on true
+            returning ctid into place;
+        end if;
         -- The next slot of a ring is batch_count % 5 + 1, and a run fills the slots from there on.
-        if many then
+        earlier := counts[i];
+        if p_runs[i][5] = 1 then
+            slot_1 := (earlier % 5 + 1)::integer;
+            update producer_state p
+            set update_count            = p.update_count + 1,
+                producer_epoch          = p_runs[i][3],
+                next_sequence           = p_runs[i][6],
+                batch_count             = earlier + 1,
+                first_sequences[slot_1] = p_runs[i][7],
+                last_sequences[slot_1]  = p_runs[i][12],
+                base_offsets[slot_1]    = base + p_runs[i][17],
+                appended_at             = clock_timestamp()
+            where p.ctid = place;
+        else
+            -- Which batch of the run each slot gets; null behind the last.
+            slot_1 := (4 + 1 - earlier % 5) % 5;
+            slot_2 := (4 + 2 - earlier % 5) % 5;
+            slot_3 := (4 + 3 - earlier % 5) % 5;
+            slot_4 := (4 + 4 - earlier % 5) % 5;
+            slot_5 := (4 + 5 - earlier % 5) % 5;
             update producer_state p
             set update_count    = p.update_count + 1,
                 producer_epoch  = p_runs[i][3],
                 next_sequence   = p_runs[i][6],
-                batch_count     = counts[i] + p_runs[i][5],
+                batch_count     = earlier + p_runs[i][5],
                 first_sequences = array[
-                    coalesce(p_runs[i][7 + ring.slot_1], p.first_sequences[1]),
-                    coalesce(p_runs[i][7 + ring.slot_2], p.first_sequences[2]),
-                    coalesce(p_runs[i][7 + ring.slot_3], p.first_sequences[3]),
-                    coalesce(p_runs[i][7 + ring.slot_4], p.first_sequences[4]),
-                    coalesce(p_runs[i][7 + ring.slot_5], p.first_sequences[5])
+                    coalesce(p_runs[i][7 + slot_1], p.first_sequences[1]),
+                    coalesce(p_runs[i][7 + slot_2], p.first_sequences[2]),
+                    coalesce(p_runs[i][7 + slot_3], p.first_sequences[3]),
+                    coalesce(p_runs[i][7 + slot_4], p.first_sequences[4]),
+                    coalesce(p_runs[i][7 + slot_5], p.first_sequences[5])
                 ],
                 last_sequences  = array[
-                    coalesce(p_runs[i][12 + ring.slot_1], p.last_sequences[1]),
-                    coalesce(p_runs[i][12 + ring.slot_2], p.last_sequences[2]),
-                    coalesce(p_runs[i][12 + ring.slot_3], p.last_sequences[3]),
-                    coalesce(p_runs[i][12 + ring.slot_4], p.last_sequences[4]),
-                    coalesce(p_runs[i][12 + ring.slot_5], p.last_sequences[5])
+                    coalesce(p_runs[i][12 + slot_1], p.last_sequences[1]),
+                    coalesce(p_runs[i][12 + slot_2], p.last_sequences[2]),
+                    coalesce(p_runs[i][12 + slot_3], p.last_sequences[3]),
+                    coalesce(p_runs[i][12 + slot_4], p.last_sequences[4]),
+                    coalesce(p_runs[i][12 + slot_5], p.last_sequences[5])
                 ],
                 base_offsets    = array[
-                    coalesce(ring.base_offset + p_runs[i][17 + ring.slot_1], p.base_offsets[1]),
-                    coalesce(ring.base_offset + p_runs[i][17 + ring.slot_2], p.base_offsets[2]),
-                    coalesce(ring.base_offset + p_runs[i][17 + ring.slot_3], p.base_offsets[3]),
-                    coalesce(ring.base_offset + p_runs[i][17 + ring.slot_4], p.base_offsets[4]),
-                    coalesce(ring.base_offset + p_runs[i][17 + ring.slot_5], p.base_offsets[5])
+                    coalesce(base + p_runs[i][17 + slot_1], p.base_offsets[1]),
+                    coalesce(base + p_runs[i][17 + slot_2], p.base_offsets[2]),
+                    coalesce(base + p_runs[i][17 + slot_3], p.base_offsets[3]),
+                    coalesce(base + p_runs[i][17 + slot_4], p.base_offsets[4]),
+                    coalesce(base + p_runs[i][17 + slot_5], p.base_offsets[5])
                 ],
                 appended_at     = clock_timestamp()
-            from generate_series(1, run_total) i
-            cross join lateral (
-                -- Which batch of the run each slot gets; null behind the last. Computed once.
-                select
-                    bases[p_runs[i][1]] as base_offset,
-                    ((4 + 1 - counts[i] % 5) % 5)::integer as slot_1,
-                    ((4 + 2 - counts[i] % 5) % 5)::integer as slot_2,
-                    ((4 + 3 - counts[i] % 5) % 5)::integer as slot_3,
-                    ((4 + 4 - counts[i] % 5) % 5)::integer as slot_4,
-                    ((4 + 5 - counts[i] % 5) % 5)::integer as slot_5
-                offset 0
-            ) ring
-            where p.partition_key = p_partition_keys[p_runs[i][1]] and p.producer_id = p_runs[i][2]
-                and p.since_offset = sinces[i];
-        else
-            update producer_state p
-            set update_count    = p.update_count + 1,
-                producer_epoch  = p_runs[i][3],
-                next_sequence   = p_runs[i][6],
-                batch_count     = counts[i] + 1,
-                first_sequences[counts[i] % 5 + 1] = p_runs[i][7],
-                last_sequences[counts[i] % 5 + 1]  = p_runs[i][12],
-                base_offsets[counts[i] % 5 + 1]    = bases[p_runs[i][1]] + p_runs[i][17],
-                appended_at     = clock_timestamp()
-            from generate_series(1, run_total) i
-            where p.partition_key = p_partition_keys[p_runs[i][1]] and p.producer_id = p_runs[i][2]
-                and p.since_offset = sinces[i];
+            where p.ctid = place;
         end if;
-        get diagnostics updated = row_count;
-        if updated <> runs then
+        if not found then
             raise exception 'a producer was idle and has been forgotten since the look-up'
                 using errcode = 'serialization_failure'; -- the caller tries again
         end if;
-    end if;
-    if any_begun then
-        update open_transaction o
-        set first_offset = bases[p_runs[i][1]] + p_runs[i][17]
-        from generate_series(1, run_total) i
-        where begun[i] and o.partition_key = p_partition_keys[p_runs[i][1]] and o.producer_id = p_runs[i][2];
-    end if;
+        if begun[i] then
+            update open_transaction o
+            set first_offset = base + p_runs[i][17]
+            where o.partition_key = p_partition_keys[p_runs[i][1]] and o.producer_id = p_runs[i][2];
+        end if;
+    end loop;
 
     base_offsets   := bases;
     transaction_id := pg_current_xact_id()::text::bigint;
     written_lsn    := (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint;
 end
+$$;
+
+create function joined(p_pieces bytea[]) returns bytea
+language sql immutable
+as $$
+select string_agg(piece, '' order by number) from unnest(p_pieces) with ordinality as each (piece, number);
 $$;
 
 create function read_chunks(
@@ -925,7 +918,8 @@ create function read_chunks(
     p_committed       boolean[], -- per request: nothing from the last stable offset on
     p_total_max_bytes bigint,
     p_spare_bytes     bigint,   -- how much may be returned that the limits will cut off again
-    p_max_batches     bigint    -- it ends with the chunk that reaches them
+    p_max_batches     bigint,   -- it ends with the chunk that reaches them
+    p_joined          boolean   -- whether inline chunks that follow each other may be one row
 ) returns table (
     request_position      integer,
     log_start_offset      bigint,
@@ -949,8 +943,11 @@ set enable_sort = off -- see chunk_at
 as $$
 -- Per request in order: one row of state (no row: unknown partition), then one row per chunk from the one that holds
 -- the offset, or the next after a gap, up to the one that reaches the limit. Stable, so all of it is one snapshot. The
--- chunk that holds the offset counts by the share of it that lies behind the offset.
+-- chunk that holds the offset counts by the share of it that lies behind the offset. Small commits leave a chunk for each
+-- batch until the roller merges them, and a row for each would cost the reader more than its bytes. So inline chunks that
+-- follow each other are joined.
 declare
+    joined_max_bytes constant integer := 65536; -- of a row of several chunks
     remaining_bytes  bigint := p_total_max_bytes;
     spare_bytes      bigint := p_spare_bytes;
     spare_batches    bigint := p_max_batches;
@@ -961,6 +958,9 @@ declare
     from_offset      bigint;
     holder           record;
     candidate        record;
+    piece            bytea;   -- the candidate's bytes, if they are inline
+    pieces           bytea[]; -- those of the row's chunks, if there are several
+    pending          boolean := false; -- whether the row is still to be returned
 begin
     for i in 1..coalesce(cardinality(p_partition_keys), 0) loop
         partition_key := p_partition_keys[i];
@@ -1005,21 +1005,43 @@ begin
         loop
             exit when candidate.base_offset >= end_offset;
             exit when candidate.batch_count = 1 and candidate.size_bytes > limit_bytes and returned_any;
-            base_offset  := candidate.base_offset;
-            last_offset  := candidate.last_offset;
-            object_id    := candidate.object_id;
-            "position"   := candidate.position;
-            size_bytes   := candidate.size_bytes;
-            batch_count  := candidate.batch_count;
-            leader_epoch := candidate.leader_epoch;
-            final_heads  := candidate.final_heads;
-            records      := null;
+            piece := null;
             if candidate.inline_slot is not null then
-                select r.records into records
+                select r.records into piece
                 from inline_records r
                 where r.slot = candidate.inline_slot and r.position = candidate.position;
             end if;
-            return next;
+            if p_joined and pending and records is not null and piece is not null
+                and candidate.base_offset = last_offset + 1 and candidate.leader_epoch = leader_epoch
+                and not candidate.final_heads and not final_heads
+                and size_bytes + candidate.size_bytes <= joined_max_bytes
+            then
+                last_offset := candidate.last_offset;
+                size_bytes  := size_bytes + candidate.size_bytes;
+                batch_count := batch_count + candidate.batch_count;
+                if pieces is null then
+                    pieces := array[records];
+                end if;
+                pieces := array_append(pieces, piece); -- in place, because it assigns to its own argument
+            else
+                if pieces is not null then
+                    records := joined(pieces);
+                end if;
+                if pending then
+                    return next;
+                end if;
+                base_offset  := candidate.base_offset;
+                last_offset  := candidate.last_offset;
+                object_id    := candidate.object_id;
+                "position"   := candidate.position;
+                size_bytes   := candidate.size_bytes;
+                batch_count  := candidate.batch_count;
+                leader_epoch := candidate.leader_epoch;
+                final_heads  := candidate.final_heads;
+                records      := piece;
+                pieces       := null;
+                pending      := true;
+            end if;
             returned_any := true;
             counted_bytes := candidate.size_bytes;
             if candidate.base_offset < p_offsets[i] then
@@ -1036,6 +1058,14 @@ begin
             spare_batches   := spare_batches - case when candidate.base_offset < p_offsets[i] then 1 else candidate.batch_count end;
             exit when limit_bytes <= 0 or spare_bytes <= 0 or spare_batches <= 0;
         end loop;
+        if pieces is not null then
+            records := joined(pieces);
+            pieces := null;
+        end if;
+        if pending then
+            return next;
+            pending := false;
+        end if;
     end loop;
 end
 $$;

@@ -12,7 +12,7 @@ select * from append_plain($1, $2, $3, $4, $5, $6);
 
 -- name: read_chunks
 -- One fetch: states and chunks of all requested partitions, in one snapshot.
-select * from read_chunks($1, $2, $3, $4, $5, $6, $7);
+select * from read_chunks($1, $2, $3, $4, $5, $6, $7, $8);
 
 -- name: aborted_between
 -- Per request (partition, from, up to), the aborted transactions with records in that range, by first offset, or one

@@ -164,6 +164,17 @@ async def test_a_read_of_no_partitions_returns_nothing(log: LogStore) -> None:
     assert await log.read([], max_bytes=1) == []
 
 
+@pytest.mark.parametrize("place", ["statement"])
+async def test_a_damaged_small_chunk_hides_neither_those_before_it_nor_those_behind_it(
+    log: LogStore, key: PartitionKey, sql: asyncpg.Connection
+) -> None:
+    await append_each(log, *(new_batch(key) for _ in range(5)))
+    await sql.execute("update inline_records set records = set_byte(records, 16, 9) where base_offset = 2")
+    assert offsets((await read(log, key, 0)).batches) == [(0, 0), (1, 1)]
+    assert await log.read([ReadRequest(key, 2, 10**6)], max_bytes=10**6) == [Refusal.DAMAGED]
+    assert offsets((await read(log, key, 3)).batches) == [(3, 3), (4, 4)]
+
+
 # --- cost -----------------------------------------------------------------------------------------------------------
 
 
@@ -179,10 +190,37 @@ async def test_a_fetch_touches_as_many_pages_in_a_deep_log_as_in_a_shallow_one(
         offset = int(depth * place) * 2
         # The limit is about ten batches. The plans were made while the table was small, and Postgres keeps them.
         costs.append(
-            await pages_touched(sql, statement("read_chunks"), [key], [offset], [1000], [False], 1000, 10**6, 10**6),
+            await pages_touched(
+                sql, statement("read_chunks"), [key], [offset], [1000], [False], 1000, 10**6, 10**6, True
+            ),
         )
     assert costs[0] < 60
     assert costs[1] < 75, "a level more of the indexes, for each of ten chunks, and nothing else"
+
+
+@pytest.mark.parametrize("place", ["statement"])
+async def test_small_chunks_of_one_epoch_that_follow_each_other_are_one_row(
+    sql: asyncpg.Connection, log: LogStore, key: PartitionKey
+) -> None:
+    await append_each(log, *(new_batch(key) for _ in range(3)))
+    await append(log, new_batch(key, size_bytes=100_000))
+    await append_each(log, *(new_batch(key) for _ in range(3)))
+    await sql.execute("update partition set leader_epoch = leader_epoch + 1 where partition_key = $1", key)
+    await append_each(log, *(new_batch(key) for _ in range(4)))
+    await sql.execute("delete from chunk where partition_key = $1 and base_offset = 9", key)
+    arguments = ([key], [0], [10**6], [False], 10**6, 10**6, 10**6)
+    rows = await sql.fetch(statement("read_chunks"), *arguments, True)
+    assert [(row["base_offset"], row["last_offset"], row["batch_count"], row["leader_epoch"]) for row in rows[1:]] == [
+        (0, 2, 3, 0),
+        (3, 3, 1, 0),
+        (4, 6, 3, 0),
+        (7, 8, 2, 1),
+        (10, 10, 1, 1),
+    ]
+    assert len(await sql.fetch(statement("read_chunks"), *arguments, False)) == 11
+    batches = (await read(log, key, 1)).batches
+    assert offsets(batches) == [(each, each) for each in (1, 2, 3, 4, 5, 6, 7, 8, 10)]
+    assert [int.from_bytes(batch.records[12:16]) for batch in batches] == [0, 0, 0, 0, 0, 0, 1, 1, 1]
 
 
 async def test_bytes_of_batches_that_are_not_returned_are_not_fetched(
@@ -190,7 +228,9 @@ async def test_bytes_of_batches_that_are_not_returned_are_not_fetched(
 ) -> None:
     for _ in range(8):
         await append(log, new_batch(key, size_bytes=1_000_000))
-    one = await pages_touched(sql, statement("read_chunks"), [key], [0], [1_000_000], [False], 1_000_000, 10**6, 10**6)
+    one = await pages_touched(
+        sql, statement("read_chunks"), [key], [0], [1_000_000], [False], 1_000_000, 10**6, 10**6, True
+    )
     assert one < 60, "a batch of 1 MB has more than 100 pages, and even the one returned is not read before it is sent"
 
 
@@ -207,4 +247,7 @@ async def test_reads_touch_few_pages_of_a_partition_unknown_to_the_statistics(
         assert await pages_touched(sql, statement("chunk_at_timestamp"), new, timestamp_ms, 0) < 120
         assert await pages_touched(sql, "select first_offset_after($1, 0, $2)", new, timestamp_ms - 1) < 120
     assert await pages_touched(sql, statement("greatest_timestamp"), new) < 120
-    assert await pages_touched(sql, statement("read_chunks"), [new], [depth], [1000], [False], 1000, 10**6, 10**6) < 70
+    assert (
+        await pages_touched(sql, statement("read_chunks"), [new], [depth], [1000], [False], 1000, 10**6, 10**6, True)
+        < 70
+    )
