@@ -410,8 +410,9 @@ class TopicStore:
 
 
 async def _client_quotas(text: str) -> list[ClientQuota]:
+    # JSON has no infinite numbers, so an infinite quota arrives as a string.
     return [
-        ClientQuota(_name(user_name), _name(client_id), _name(address), loaded(name), value)
+        ClientQuota(_name(user_name), _name(client_id), _name(address), loaded(name), float(value))
         async for user_name, client_id, address, name, value in in_turns(json_elements(text))
     ]
 

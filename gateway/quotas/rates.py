@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 
+MAX_WAIT_S = 3_600.0
+"""Longest wait. For a limit close to 0 the wait would be infinite."""
 WINDOWS, WINDOW_S = 11, 1.0
 """The values of upstream's quota.window.num and quota.window.size.seconds."""
 
@@ -43,7 +45,9 @@ class Rate:
         value = self.value(now_s)
         if value <= bound:
             return 0.0
-        return self._elapsed_s(now_s) * (value - bound) / bound if bound > 0 else self._windows * self._window_s
+        if bound <= 0:
+            return self._windows * self._window_s
+        return min(self._elapsed_s(now_s) * (value - bound) / bound, MAX_WAIT_S)
 
     def is_idle(self, now_s: float) -> bool:
         """True if the rate need not be kept any longer."""
@@ -76,7 +80,7 @@ class TokenBucket:
 
     def wait_s(self, bound: float, now_s: float) -> float:
         """Return the seconds until the debt is paid."""
-        return max(-self._fill(bound, now_s) / bound, 0.0)
+        return min(max(-self._fill(bound, now_s) / bound, 0.0), MAX_WAIT_S)
 
     def is_idle(self, now_s: float) -> bool:
         """True if the bucket may be forgotten: it is full again under every bound that it had."""

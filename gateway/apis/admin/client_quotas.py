@@ -6,7 +6,7 @@ The one idea: a quota is a change of the catalog, as a topic is; each node enfor
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Protocol
 
@@ -16,7 +16,8 @@ from gateway.apis.services import ChangesCatalog, HasCatalog
 from gateway.config.java_order import bucket, in_java_order, java_hash
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
-from gateway.net.pieces import in_pieces
+from gateway.net.ids import MAX_ID_BYTES
+from gateway.net.pieces import in_pieces, tally
 from gateway.net.refusals import DerivedRefusal
 from gateway.quotas.limits import (
     DEFAULT,
@@ -45,6 +46,7 @@ from protocol.messages.describe_client_quotas import (
 )
 from protocol.messages.describe_client_quotas import EntryData as DescribedEntry
 from storage.errors import StorageError
+from storage.text import stored
 from storage.types import ClientQuota
 
 logger = structlog.get_logger(__name__)
@@ -88,12 +90,18 @@ async def alter_client_quotas(
     results: list[AlteredEntryData] = []
     await services.catalog.refresh_if_changed()
     changed, added = False, 0
+    named = await tally(_entity(entry) for entry in request.entries)
     async for entry in in_pieces(request.entries):
         code, message = ErrorCode.NONE, None
         try:
+            if named[_entity(entry)] > 1:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "Each entity must appear at most once.")
             quotas = _asked(entry)
             if any(quota.value is not None for quota in quotas):
-                added += frozenset(_names(entry.entity).items()) not in services.catalog.quotas
+                names = _names(entry.entity)
+                if any(len(stored(name).encode()) > MAX_ID_BYTES for name in names.values()):
+                    raise KafkaError(ErrorCode.INVALID_REQUEST, f"A name has at most {MAX_ID_BYTES} bytes.")
+                added += frozenset(names.items()) not in services.catalog.quotas
                 if len(services.catalog.quotas) + added > MAX_ENTITIES:
                     raise KafkaError(
                         ErrorCode.POLICY_VIOLATION,
@@ -113,6 +121,10 @@ async def alter_client_quotas(
     if changed:
         await services.catalog.refresh_if_changed()
     return AlterClientQuotasResponse(entries=tuple(results))
+
+
+def _entity(entry: EntryData) -> Hashable:
+    return frozenset((part.entity_type, part.entity_name) for part in entry.entity)
 
 
 def _asked(entry: EntryData) -> list[ClientQuota]:

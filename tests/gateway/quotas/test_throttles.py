@@ -8,6 +8,8 @@ from gateway.net.context import ConnectionInfo, RequestContext
 from gateway.quotas.limits import EntityType, Limit, QuotaKey, Quotas
 from gateway.quotas.throttles import SWEEP_EVERY_S, Throttles
 from protocol.api_keys import ApiKey
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 
 
 class Clock:
@@ -61,6 +63,20 @@ def test_api_versions_before_authentication_is_not_charged() -> None:
     asking = RequestContext(ApiKey.API_VERSIONS, 0, 1, None, ConnectionInfo("c", "/10.0.0.1"), None)
     assert throttles.around(asking) is None
     assert throttles.around(asking._replace(api_key=ApiKey.METADATA)) is not None
+
+
+def test_quota_close_to_0_mutes_a_client_and_fails_no_request() -> None:
+    least: dict[str, float] = {QuotaKey.PRODUCER_BYTE_RATE: 5e-324, QuotaKey.CONTROLLER_MUTATION_RATE: 5e-324}
+    throttles = Throttles(lambda: Quotas({frozenset({(EntityType.USER, "")}): least}), Clock())
+    asking = RequestContext(ApiKey.PRODUCE, 9, 1, None, ConnectionInfo("c", "/10.0.0.1"), None)
+    records = PartitionProduceData(records=b"records")
+    produced = ProduceRequest(topic_data=(TopicProduceData(partition_data=(records,)),))
+    assert throttles.before(produced, asking) > 0
+    mutations = throttles.mutations(asking._replace(api_key=ApiKey.DELETE_TOPICS), 5)
+    mutations.record(1)
+    with pytest.raises(KafkaError) as refused:
+        mutations.record(1)
+    assert refused.value.code is ErrorCode.THROTTLING_QUOTA_EXCEEDED
 
 
 def test_clients_that_call_themselves_anew_fill_no_more_than_a_bound() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import random
+import string
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -202,3 +206,29 @@ async def test_number_of_quotas_is_bounded(database_url: str, monkeypatch: pytes
         assert await alter(node, first) == [(OK, None)], "who has some may have others"
         assert await alter(node, entry({"client-id": "a"}, request_percentage=None)) == [(OK, None)]
         assert await alter(node, others[2]) == [(OK, None)]
+
+
+async def test_infinite_quota_limits_nothing(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        assert await alter(node, entry({"user": "u"}, request_percentage=math.inf)) == [(OK, None)]
+        assert node.catalog.quotas.limit("u", "c", QuotaKey.REQUEST_PERCENTAGE) == Limit(math.inf, ("u", None))
+        assert await described(node) == [({"user": "u"}, {"request_percentage": math.inf})]
+
+
+async def test_entity_named_twice_is_refused_beside_another(database_url: str) -> None:
+    first, second = (entry({"user": "u", "client-id": None}, request_percentage=value) for value in (1.0, 2.0))
+    second = replace(second, entity=second.entity[::-1])
+    other = entry({"user": "u"}, request_percentage=3.0)
+    twice = (INVALID, "Each entity must appear at most once.")
+    async with admin_node(database_url) as node:
+        assert await alter(node, first, second, other) == [twice, twice, (OK, None)]
+        assert await described(node) == [({"user": "u"}, {"request_percentage": 3.0})]
+
+
+async def test_name_that_no_client_has_is_refused(database_url: str) -> None:
+    long = "".join(random.Random(1).choices(string.ascii_letters, k=30_000))
+    other = entry({"user": "u"}, request_percentage=1.0)
+    refused = (INVALID, "A name has at most 1024 bytes.")
+    async with admin_node(database_url) as node:
+        assert await alter(node, entry({"user": long}, request_percentage=1.0), other) == [refused, (OK, None)]
+        assert await alter(node, entry({"user": long}, request_percentage=None)) == [(OK, None)]
