@@ -128,7 +128,7 @@ class _Rules:
 
     def add(self, acl: Acl) -> None:
         of_permission = self.allowed if acl.permission == Permission.ALLOW else self.denied
-        who = acl.principal, acl.host
+        who = acl.principal, spelled(acl.host)
         of_permission[who] = of_permission.get(who, 0) | bits_of(acl.operation, acl.permission)
 
 
@@ -141,7 +141,7 @@ class Hosts:
         self._found: dict[str, tuple[str, ...]] = {}
 
     def add(self, host: str) -> None:
-        self._named.add(host)
+        self._named.add(spelled(host))
         network = network_of(host)
         if network is not None:
             self._ranges[host] = network
@@ -165,6 +165,15 @@ class Hosts:
                 found = tuple(name for name, network in self._ranges.items() if address in network)
             self._found[host] = found
         return found
+
+
+def spelled(host: str) -> str:
+    """Return an IPv6 address in the spelling of sockets. An ACL may have another spelling, such as 0:0:0:0:0:0:0:1 of
+    Java. Return any other host unchanged."""
+    try:
+        return str(ip_address(host)) if ":" in host else host
+    except ValueError:
+        return host
 
 
 def network_of(host: str) -> Network | None:
@@ -289,7 +298,7 @@ class Acls:
         allowed: list[Acl] = []
         for named in {principal, WILDCARD_PRINCIPAL}:
             async for acl in in_pieces(patterns.by_principal.get(named, ())):
-                if acl.host not in hosts or acl.operation not in (operation, AclOperation.ALL):
+                if spelled(acl.host) not in hosts or acl.operation not in (operation, AclOperation.ALL):
                     continue
                 if acl.permission == Permission.ALLOW:
                     allowed.append(acl)

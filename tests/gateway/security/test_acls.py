@@ -109,6 +109,18 @@ async def test_ranges_of_addresses_of_version_6() -> None:
     assert await decide(rule, host="no address") is False
 
 
+@pytest.mark.parametrize("host", ["::1", "0:0:0:0:0:0:0:1", "0:0::0001"])
+async def test_an_address_of_version_6_counts_in_every_spelling(host: str) -> None:
+    allowed, denied = acl(Op.WRITE, host=host), acl(Op.WRITE, host=host, permission=DENY)
+    assert await decide(allowed, operation=Op.WRITE, host="::1") is True
+    assert await decide(acl(Op.WRITE), denied, operation=Op.WRITE, host="::1") is False
+    assert await decide(acl(Op.WRITE), denied, operation=Op.WRITE, host="::2") is True
+    acls = await Acls.read((acl(Op.WRITE), acl(Op.WRITE, host=host, permission=DENY)))
+    assert not await acls.allow_one_of(ALICE, "::1", Op.WRITE, TOPIC)
+    _, hosts = acls.named(TOPIC)
+    assert "::1" in hosts
+
+
 async def test_address_range_allows_any_resource_of_a_type() -> None:
     acls = await Acls.read((acl(Op.WRITE, host="10.0.0.0/24"),))
     assert await acls.allow_one_of(ALICE, HOST, Op.WRITE, TOPIC)
