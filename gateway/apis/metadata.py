@@ -16,9 +16,16 @@ from uuid import UUID
 
 import structlog
 
-from gateway.apis.admin.new_topics import make_topics, may_create_topic, plan_automatic
+from gateway.apis.admin.new_topics import STRICT_FROM_THE_FIRST, make_topics, may_create_topic, plan_automatic
 from gateway.apis.metadata_cache import MIN_PARTITIONS, HasDescribedTopics
-from gateway.apis.services import ChangesCatalog, FindsTopics, HasCatalog, HasClusterId, HasMembership
+from gateway.apis.services import (
+    ChangesCatalog,
+    FindsTopics,
+    HasCatalog,
+    HasClusterId,
+    HasMembership,
+    HasThrottles,
+)
 from gateway.cluster.placement import NO_LEADER, Leaders
 from gateway.config.topic import requested_replication_factor
 from gateway.log.topic_names import why_illegal
@@ -66,7 +73,9 @@ ENDPOINTS = {Role.BROKER: 1, Role.CONTROLLER: 2}
 """Upstream's EndpointType."""
 
 
-class MetadataServices(ChangesCatalog, FindsTopics, HasClusterId, HasMembership, HasDescribedTopics, Protocol): ...
+class MetadataServices(
+    ChangesCatalog, FindsTopics, HasClusterId, HasMembership, HasThrottles, HasDescribedTopics, Protocol
+): ...
 
 
 _ALL_NODES = Leaders((SHARED_NODE,))
@@ -319,7 +328,7 @@ async def _find_by_name(
         if missing and may_create and catalog.broker.auto_create_topics_enable:
             creatable = [name async for name in in_pieces(missing) if may_create_topic(context, name)]
             forbidden.update(dict.fromkeys(set(missing).difference(creatable), ErrorCode.TOPIC_AUTHORIZATION_FAILED))
-            codes.update(await _create_missing(creatable, context.services))
+            codes.update(await _create_missing(creatable, context))
     except StorageError as error:
         codes.update(dict.fromkeys(missing, storage_code(context.api_key, error)))
     codes.update(forbidden)
@@ -330,17 +339,26 @@ def _failed(name: str, codes: dict[str, ErrorCode]) -> MetadataResponseTopic:
     return MetadataResponseTopic(error_code=codes.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), name=name)
 
 
-async def _create_missing(names: Sequence[str], services: ChangesCatalog) -> dict[str, ErrorCode]:
-    """Create the topics and return the error code for each name. A name without a code was created by another node."""
+async def _create_missing(names: Sequence[str], context: RequestContext[MetadataServices]) -> dict[str, ErrorCode]:
+    """Create the topics and return the error code for each name. A name without a code was created by another node.
+
+    Topics beyond the client's quota of mutations are not created. As with Kafka, their code does not show the reason,
+    and the client asks again.
+    """
+    services = context.services
+    mutations = services.throttles.mutations(context, STRICT_FROM_THE_FIRST)
     codes = dict.fromkeys(names, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     codes.update(dict.fromkeys(names[MAX_CREATED:], ErrorCode.LEADER_NOT_AVAILABLE))
     broker, rendered = services.catalog.broker, services.catalog.rendered_names()
     plans: list[NewTopic] = []
     for name in names[:MAX_CREATED]:
         try:
-            plans.append(plan_automatic(name, broker, rendered))
+            plan = plan_automatic(name, broker, rendered)
+            mutations.record(plan.partition_count)
+            plans.append(plan)
         except KafkaError as error:
-            codes[name] = error.code
+            if error.code is not ErrorCode.THROTTLING_QUOTA_EXCEEDED:
+                codes[name] = error.code
     lost = [name for name, made in (await make_topics(plans, services)).items() if isinstance(made, KafkaError)]
     if lost:
         # Another node has created the topic first, so answer with that topic.

@@ -11,6 +11,7 @@ from gateway.apis.admin.new_topics import plan_internal
 from gateway.apis.metadata import MAX_CREATED
 from gateway.log.catalog import MAX_LOOKUPS
 from gateway.net.context import Role
+from gateway.quotas.limits import QuotaKey
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_cluster import DescribeClusterRequest
@@ -19,7 +20,7 @@ from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from protocol.messages.unregister_broker import UnregisterBrokerRequest
 from protocol.schema import ZERO_UUID
 from storage.errors import StorageUnavailable
-from storage.types import Roles, Topic
+from storage.types import ClientQuota, Roles, Topic
 from tests.gateway.admin import CLUSTER_ID, AdminNode, admin_node
 
 NOT_ASKED = -(2**31)
@@ -286,6 +287,16 @@ async def test_creations_of_one_request_are_bounded(database_url: str) -> None:
         again = codes(await ask(node, 9, named(*names)))
         assert {name for name, code in again.items() if code == ErrorCode.NONE} == set(names[:MAX_CREATED])
         assert set(codes(await ask(node, 9, named(*names))).values()) == {ErrorCode.NONE}
+
+
+async def test_created_topics_count_towards_the_clients_quota_of_mutations(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        await node.topics.set_client_quotas([ClientQuota(None, "tests", None, QuotaKey.CONTROLLER_MUTATION_RATE, 1e-3)])
+        await node.catalog.refresh_if_changed()
+        later = dict.fromkeys(("b", "c"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        answer = await ask(node, 13, named("a", "b", "c"))
+        assert codes(answer) == {"a": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, **later}
+        assert codes(await ask(node, 13, named("a", "b", "c"))) == {"a": ErrorCode.NONE, **later}
 
 
 async def test_two_nodes_create_the_same_topic(database_url: str) -> None:
