@@ -17,7 +17,9 @@ from uuid import UUID
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.apis import SERVED
 from gateway.apis.audit import AUDITED
+from gateway.net.requests import Order
 from gateway.operate.audit_log import STDOUT, AuditLog
 from gateway.operate.metrics import Metrics
 from protocol.api_keys import ApiKey
@@ -100,6 +102,12 @@ async def topic(audited: Audited) -> AsyncIterator[str]:
     )
     yield name
     await audited.send(DeleteTopicsRequest(topics=(DeleteTopicState(name=name),)), 6)
+
+
+def test_audited_request_ends_without_its_client() -> None:
+    """A request that is cancelled writes no line, although its change may have been committed."""
+    cancelled = {line.api_key for line in SERVED if line.bulky or line.order is Order.PARKED}
+    assert not cancelled & AUDITED
 
 
 async def test_creation_names_who_made_it_and_what(audited: Audited) -> None:
