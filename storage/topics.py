@@ -197,8 +197,8 @@ class TopicStore:
         """Create each topic with all its partitions, in one transaction.
 
         TOPIC_EXISTS and INVALID_PARTITIONS (fewer than one) refuse one topic and leave the others. If a deleted topic
-        had the name, wait until no other node serves that topic from memory. Raise StorageUnavailable if that takes
-        too long; other topics are then created all the same.
+        had the name, wait until no other node serves that topic from memory. If that takes too long, NAME_IN_USE
+        refuses the topic. If no other topic was created, raise StorageUnavailable instead.
         """
 
         wanted: dict[str, NewTopic] = {}
@@ -214,18 +214,22 @@ class TopicStore:
             if not missing:
                 break
             if time.monotonic() > deadline_s:
+                if made:
+                    break
                 raise StorageUnavailable(
                     f"topic {missing[0].name} was deleted, and a live node that does not know it may still serve its"
                     ' records: try again when "sluice nodes" shows that every node follows the catalog'
                 )
             await asyncio.sleep(look_s)
             look_s = min(2 * look_s, LAST_LOOK_S)
+        in_use = {topic.name for topic in missing}
         outcomes: list[Topic | Refusal] = []
         for topic in topics:
             if topic.partition_count < 1:
                 outcomes.append(Refusal.INVALID_PARTITIONS)
             elif wanted[topic.name] is topic:
-                outcomes.append(made.get(stored(topic.name), Refusal.TOPIC_EXISTS))
+                refusal = Refusal.NAME_IN_USE if topic.name in in_use else Refusal.TOPIC_EXISTS
+                outcomes.append(made.get(stored(topic.name), refusal))
             else:
                 outcomes.append(Refusal.TOPIC_EXISTS)
         return outcomes

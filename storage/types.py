@@ -46,6 +46,8 @@ class Refusal(Enum):
     STALE_MEMBER_EPOCH = "stale_member_epoch"
     UNKNOWN_TOPIC = "unknown_topic"
     TOPIC_EXISTS = "topic_exists"
+    NAME_IN_USE = "name_in_use"
+    """A topic of this name was deleted, and another node may still serve its records."""
     INVALID_PARTITIONS = "invalid_partitions"
 
 

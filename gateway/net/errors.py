@@ -30,6 +30,7 @@ REFUSAL_CODES: Mapping[Refusal, ErrorCode] = {
     Refusal.STALE_MEMBER_EPOCH: ErrorCode.STALE_MEMBER_EPOCH,
     Refusal.UNKNOWN_TOPIC: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     Refusal.TOPIC_EXISTS: ErrorCode.TOPIC_ALREADY_EXISTS,
+    Refusal.NAME_IN_USE: ErrorCode.REQUEST_TIMED_OUT,
     Refusal.INVALID_PARTITIONS: ErrorCode.INVALID_PARTITIONS,
 }
 """Kafka's code for each refusal of Postgres."""

@@ -98,10 +98,13 @@ async def test_a_name_is_free_when_every_other_broker_knows_of_the_deletion(
 ) -> None:
     topic = await make_topic("orders")
     renew = await behind(database, topic, topics)
+    impatient = TopicStore(database, name_patience_s=0.1)
     with pytest.raises(StorageUnavailable, match="topic orders was deleted"):
-        await TopicStore(database, name_patience_s=0.1).create([NewTopic("orders", 1, {}), NewTopic("another", 1, {})])
+        await impatient.create([NewTopic("orders", 1, {})])
+    refused, another = await impatient.create([NewTopic("orders", 1, {}), NewTopic("another", 1, {})])
+    assert refused is Refusal.NAME_IN_USE
     assert await topics.find("orders") is None
-    assert await topics.find("another") is not None
+    assert await topics.find("another") == another
     waiting = asyncio.ensure_future(make_topic("orders"))
     await asyncio.wait([waiting], timeout=0.1)
     assert not waiting.done()

@@ -243,6 +243,7 @@ def topic_refusal(refusal: Refusal, name: str) -> KafkaError:
     """Return the error for a change that Postgres has refused."""
     reasons = {
         Refusal.TOPIC_EXISTS: f"Topic '{name}' already exists.",
+        Refusal.NAME_IN_USE: f"Topic '{name}' was deleted, and another node may still serve its records.",
         Refusal.UNKNOWN_TOPIC: f"There is no topic '{name}'.",
         Refusal.INVALID_PARTITIONS: f"Topic '{name}' has as many partitions already.",
     }
