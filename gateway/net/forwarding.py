@@ -21,7 +21,7 @@ import structlog
 
 from gateway.net.context import ConnectionInfo
 from gateway.net.errors import UNAVAILABLE_CODES
-from gateway.net.holdings import Holdings
+from gateway.net.holdings import Holdings, Share
 from gateway.net.requests import Admission, Order, Requests
 from gateway.net.upstream import Called, Upstream, UpstreamError
 from gateway.operate.metrics import Metrics
@@ -211,11 +211,24 @@ class Forwarder:
         parts = await several.parts(frame)
         if len(parts) == 1:
             return await self._part(parts[0], connection)
-        chunks = await asyncio.gather(*(self._part(part, connection) for part in parts))
+        held, held_bytes, is_over = Share(connection.holdings), 0, False
+
+        async def answered(part: Part) -> Sequence[Buffer]:
+            nonlocal held_bytes
+            chunks = await self._part(part, connection)
+            held_bytes += sum(map(len, chunks))
+            if not is_over:  # another part may have failed
+                held.become(held_bytes)
+            return chunks
+
         try:
+            chunks = await asyncio.gather(*map(answered, parts))
             return await several.merged(frame, [b"".join(each)[4:] for each in chunks], connection.holdings)
         except KafkaError as error:
             return await self._requests.refuse(frame, error.code, error.message)
+        finally:
+            is_over = True
+            held.become(0)
 
     async def _part(self, part: Part, connection: ConnectionInfo) -> Sequence[Buffer]:
         if part.node is None:

@@ -9,6 +9,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import structlog.testing
@@ -419,6 +420,20 @@ async def test_merged_response_that_is_too_large_is_refused() -> None:
         both.router.several = TooLarge(both.router.node)
         writer.write(framed(request(ApiKey.DESCRIBE_GROUPS, 1, b"a")))
         assert await answer(reader) == b"\0\0\0\1POLICY_VIOLATION"
+
+
+async def test_response_that_waits_for_another_nodes_is_counted() -> None:
+    text = bytes(100_000)
+    async with two() as both, both.client() as (reader, writer):
+        both.router.several = TooLarge(both.router.node)
+        both.echo.gates[text] = asyncio.Event()
+        writer.write(framed(request(ApiKey.DESCRIBE_GROUPS, 1, text)))
+        await both.echo.serves(1)
+        held = partial(both.here.metrics.registry.get_sample_value, "sluice_held_bytes")
+        await until(held, "the response is counted", holds=lambda count: count and count > 2 * len(text), seconds=10)
+        both.echo.gates[text].set()
+        await answer(reader)
+        await until(held, "nothing is held", holds=lambda count: not count, seconds=10)
 
 
 # --- strangers --------------------------------------------------------------------------------------------------------
