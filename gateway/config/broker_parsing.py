@@ -14,6 +14,9 @@ from gateway.config.broker_table import FIELDS, broker_config_names, find_broker
 from gateway.config.definition import HIDDEN, ConfigError, ConfigKey, Update
 from gateway.config.suggestions import did_you_mean, may_be_secret, nearest
 
+MAX_NAME_BYTES = 1_024
+"""Largest name of a setting: a client may choose a name. Postgres refuses index entries above 2.7 KB."""
+
 
 def parse_broker_configs(
     given: Mapping[str, str], dynamic: Mapping[str, str] | None = None, own: Mapping[str, str] | None = None
@@ -112,6 +115,8 @@ def validate_dynamic(dynamic: Mapping[str, str], *, of_one_node: bool = False) -
     """Raise ConfigError for a setting that may not be changed at runtime, at this level (`of_one_node`) or to this
     value. An unknown name is kept, as upstream does, because it may belong to a plugin."""
     for name, value in dynamic.items():
+        if len(name.encode()) > MAX_NAME_BYTES:
+            raise ConfigError(name, HIDDEN, f"the name has more than {MAX_NAME_BYTES} bytes")
         key = find_broker_config(name)
         if key is None:
             continue

@@ -39,6 +39,7 @@ from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import alter_configs as legacy
 from protocol.messages import incremental_alter_configs as incremental
+from storage.text import stored
 from storage.topics import ALL_BROKERS
 from storage.types import Refusal
 
@@ -48,6 +49,11 @@ logger = structlog.get_logger(__name__)
 MAX_GROUPS_WITH_CONFIGS = 10_000
 """Maximal number of groups with settings of their own. If one of them changes, every node reads the settings of all of
 them."""
+MAX_GROUP_CONFIGS_BYTES = 8 * 1024
+"""Largest size of one group's settings, each with the group's id. Nodes read the settings of all groups as one value,
+which has at most 256 MiB in Postgres."""
+MAX_BROKER_CONFIGS_BYTES = 1024 * 1024
+"""The same for the settings of one broker, or of all brokers."""
 
 
 class AlterConfigsServices(
@@ -222,6 +228,7 @@ async def _alter_brokers_alone(
         # A value that another release has stored and this one refuses may stay or be removed.
         if name in _differing(wanted, current) or name not in before:
             raise error
+    _check_size(resource_name, wanted, current, MAX_BROKER_CONFIGS_BYTES)
     use_certificates: Callable[[], None] | None = None
     if resource_name == own_name:
         if PROTOCOL_MAP in _differing(wanted, current):
@@ -277,6 +284,7 @@ async def _alter_group(group_id: str, change: Change, services: ChangesCatalog, 
 
     wanted = change(current, effective)
     check_group_configs(wanted, broker)
+    _check_size(group_id, wanted, current, MAX_GROUP_CONFIGS_BYTES)
     if wanted and not current and len(services.catalog.group_configs) >= MAX_GROUPS_WITH_CONFIGS:
         raise KafkaError(
             ErrorCode.POLICY_VIOLATION, f"No more than {MAX_GROUPS_WITH_CONFIGS} groups may have settings of their own."
@@ -286,6 +294,13 @@ async def _alter_group(group_id: str, change: Change, services: ChangesCatalog, 
     await services.topics.set_group_configs(group_id, _differing(wanted, current), current.keys() - wanted.keys())
     await services.catalog.refresh_if_changed()
     logger.info("group configs altered", group_id=group_id, configs=wanted)
+
+
+def _check_size(name: str, wanted: Mapping[str, str], current: Mapping[str, str], most_bytes: int) -> None:
+    """Raise KafkaError if the request sets something, and the resource's settings would take too many bytes."""
+    texts = (text for config in wanted.items() for text in (name, *config))
+    if _differing(wanted, current) and sum(len(stored(text).encode()) for text in texts) > most_bytes:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, f"The settings may have {most_bytes} bytes together.")
 
 
 def _differing(wanted: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
+import string
 
 import asyncpg
 import pytest
@@ -387,6 +389,15 @@ async def test_unknown_broker_setting_is_stored_and_its_value_hidden(database_ur
         assert (await describe(node, BROKER, "1", "plugin.password")).configs == ()
 
 
+async def test_broker_setting_with_a_long_name_is_refused(database_url: str) -> None:
+    long = "".join(random.Random(1).choices(string.ascii_letters, k=30_000))
+    async with admin_node(database_url) as node:
+        for name in (long, f"listener.name.{long}.ssl.keystore.type"):
+            refused = await alter(node, BROKER, "1", (SET, name, "PEM"))
+            assert refused.error_code == ErrorCode.INVALID_REQUEST
+            assert refused.error_message.endswith("the name has more than 1024 bytes")
+
+
 async def test_internal_topic_setting_is_accepted_and_shown_if_set(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await node.create("set", configs={"internal.segment.bytes": "1000"})
@@ -550,6 +561,30 @@ async def test_groups_have_settings_within_the_brokers_bounds(database_url: str)
         assert await shown() == {session: ("45000", default), interval: ("6000", own)}
         assert (await replace(node, GROUP, "g", [])).error_code == ErrorCode.NONE
         assert node.catalog.group_configs == {}
+
+
+async def test_size_of_a_groups_settings_is_bounded(database_url: str) -> None:
+    name, longest = "errors.deadletterqueue.topic.name", "x" * 249
+    async with admin_node(database_url) as node:
+        assert (await alter(node, GROUP, "g", (SET, name, longest))).error_code == ErrorCode.NONE
+        assert (await alter(node, GROUP, "g", (SET, name, "x" * 32_000))).error_code == ErrorCode.POLICY_VIOLATION
+        assert node.catalog.group_configs == {"g": {name: longest}}
+        session, interval = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
+        nuls = "\0" * 1_024
+        assert (await alter(node, GROUP, nuls, (SET, session, "50000"))).error_code == ErrorCode.NONE
+        second = await alter(node, GROUP, nuls, (SET, interval, "6000"))
+        assert second.error_code == ErrorCode.POLICY_VIOLATION
+        assert (await alter(node, GROUP, nuls, (DELETE, session, None))).error_code == ErrorCode.NONE
+
+
+async def test_size_of_a_brokers_settings_is_bounded(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        many = [(SET, f"plugin.{number}", "x" * 32_000) for number in range(32)]
+        assert (await alter(node, BROKER, "", *many)).error_code == ErrorCode.NONE
+        more = await alter(node, BROKER, "", (SET, "plugin.one.more", "x" * 32_000))
+        assert more.error_code == ErrorCode.POLICY_VIOLATION
+        assert (await alter(node, BROKER, "1", (SET, "plugin.one.more", "x"))).error_code == ErrorCode.NONE
+        assert (await alter(node, BROKER, "", (DELETE, "plugin.1", None))).error_code == ErrorCode.NONE
 
 
 async def test_group_setting_shows_the_effective_value_alone(database_url: str) -> None:
