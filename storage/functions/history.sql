@@ -55,7 +55,7 @@ begin
         state                = case when t.started_at is null then 'CompleteAbort' else t.state end,
         ending_state         = case when t.ending_state is not null then 'CompleteAbort' end,
         last_started_at      = case when t.started_at is null then coalesce(t.last_started_at, clock_timestamp()) end,
-        started_at           = t.started_at - (t.timeout_ms + 1) * interval '1 millisecond',
+        started_at           = t.started_at - t.timeout_ms * interval '1 millisecond' - interval '1 millisecond',
         revision             = t.revision + 1000,
         updated_at           = clock_timestamp();
     update node set incarnation = incarnation + 1000, expires_at = clock_timestamp();

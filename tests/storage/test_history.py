@@ -531,6 +531,27 @@ async def test_a_producer_that_was_idle_during_two_losses_of_commits_may_continu
         await node.close()
 
 
+async def test_another_history_begins_with_transactions_of_the_longest_timeout(database_url: str) -> None:
+    """`transaction.max.timeout.ms` may be the greatest integer."""
+    node = await Node.open(database_url)
+    sql = await asyncpg.connect(database_url)
+    try:
+        key = await node.topic()
+        idle, open_one = Producer(node.database, node.log, 4000), Producer(node.database, node.log, 4001)
+        await idle.append(key, (None, b"1"))
+        await idle.end(committed=True)
+        await open_one.append(key, (None, b"2"))
+        await sql.execute("set search_path = sluice")
+        await sql.execute("update transactional_producer set timeout_ms = 2147483647")
+        schema = await sql.fetchval("select nspname from pg_namespace where nspname ~ '^sluice_[0-9a-f]{12}$'")
+        await sql.execute(f"select {schema}.adopt_history('another', -1)")
+        overdue = await TransactionStore(node.database).overdue(10)
+        assert [each.transactional_id for each in overdue] == [open_one.transactional_id]
+    finally:
+        await sql.close()
+        await node.close()
+
+
 async def test_producer_ids_stay_unique_if_the_same_copy_is_restored_twice(database_url: str) -> None:
     node = await Node.open(database_url)
     sql = await asyncpg.connect(database_url)
