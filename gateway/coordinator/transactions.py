@@ -175,6 +175,9 @@ def end_and_raise_epoch(
         return Decision(ErrorCode.CONCURRENT_TRANSACTIONS)
     ended = TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT
     if producer is not None and _is_last(producer, producer_id, producer_epoch):
+        if not committed and producer.owner_epoch != producer.producer_epoch:
+            # The owner learns the epoch that a new history has given it. `adopt_history` recognises this by the state.
+            return Decision(after=replace(producer, state=TransactionState.EMPTY))
         if producer.state is ended:
             return Decision(after=producer)
         over = producer.state in (TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT)

@@ -451,6 +451,26 @@ async def test_a_transaction_of_a_producer_that_continued_in_a_new_history_times
     assert after.producer_epoch == 1001
 
 
+async def test_an_idle_producer_that_has_aborted_after_one_loss_of_commits_continues_after_another(
+    node: DataPlane, database_url: str
+) -> None:
+    producer = await node.transactions.initialize("p", InitProducer(60_000))
+    sql = await asyncpg.connect(database_url)
+    try:
+        await sql.execute("set search_path = sluice")
+        schema = await sql.fetchval("select nspname from pg_namespace where nspname ~ '^sluice_[0-9a-f]{12}$'")
+        await sql.execute(f"select {schema}.adopt_history('first', -1)")
+        for number in (1, 2):
+            await sql.execute(f"select {schema}.adopt_history('another {number}', -1)")
+            asked = ("p", producer.producer_id, producer.producer_epoch)
+            answers = [await node.transactions.end(*asked, committed=False, raise_epoch=True) for _ in range(2)]
+            assert answers[0] == answers[1]
+            producer = answers[0]
+            assert producer.producer_epoch == 1000 * number
+    finally:
+        await sql.close()
+
+
 async def test_partition_is_not_enlisted_after_its_transactional_id_has_expired(
     node: DataPlane, database_url: str
 ) -> None:
