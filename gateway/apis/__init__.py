@@ -209,7 +209,14 @@ SERVED: tuple[Served[HandlerServices], ...] = (
         only_if_awaited=True,
     ),
     Served(ApiKey.END_TXN, 0, 5, lifecycle.end_txn, refuse=lifecycle.refuse_end_txn, only_if_awaited=True),
-    Served(ApiKey.WRITE_TXN_MARKERS, 1, 2, transaction_admin.write_txn_markers, max_elements=MAX_ADMIN_ELEMENTS),
+    Served(
+        ApiKey.WRITE_TXN_MARKERS,
+        1,
+        2,
+        transaction_admin.write_txn_markers,
+        max_elements=MAX_ADMIN_ELEMENTS,
+        only_if_awaited=True,
+    ),
     Served(
         ApiKey.TXN_OFFSET_COMMIT,
         0,

@@ -11,6 +11,7 @@ import pytest
 from protocol.messages.delete_topics import DeleteTopicsRequest
 from protocol.messages.end_txn import EndTxnRequest
 from protocol.messages.init_producer_id import InitProducerIdRequest
+from protocol.messages.write_txn_markers import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
 from tests.frames.members import create_topic, fresh
 from tests.frames.transactions import OK, Transactional, fetch
 from tests.gateway_process import GatewayProcess
@@ -69,6 +70,28 @@ async def test_an_initialization_whose_client_has_gone_fences_no_producer(
         assert await producer.add(partition) == [OK]
         assert (await producer.send(partition, b"%d" % number)).error_code == OK
         assert await producer.end(committed=True) is OK
+
+
+async def test_a_marker_whose_client_has_gone_aborts_no_transaction(
+    gateway: GatewayProcess, client: WireClient
+) -> None:
+    partition = (fresh("t"), 0)
+    await create_topic(client, partition[0])
+    producer = Transactional(client, fresh("producer"))
+    assert await producer.initialize() is OK
+    assert await producer.add(partition) == [OK]
+    marker = WritableTxnMarker(
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        transaction_result=False,
+        topics=(WritableTxnMarkerTopic(name=partition[0], partition_indexes=(0,)),),
+        coordinator_epoch=0,
+    )
+    await send_and_go(gateway, WriteTxnMarkersRequest(markers=(marker,)), 1)
+    # This transaction could be the producer's next one: it has the same epoch.
+    for number in range(10):
+        assert (await producer.send(partition, b"%d" % number)).error_code == OK
+    assert await producer.end(committed=True) is OK
 
 
 async def test_a_deletion_whose_client_has_gone_deletes_no_topic(gateway: GatewayProcess, client: WireClient) -> None:
