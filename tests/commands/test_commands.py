@@ -406,6 +406,21 @@ def test_an_abort_fences_the_producer(sluice: Prompt, gateway: GatewayProcess, t
         assert 'sluice_transactions_ended_total{outcome="fenced"}' in answer.read().decode()
 
 
+def test_an_abort_ends_a_transaction_whose_timeout_is_no_longer_permitted(
+    gateway_factory: GatewayFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An operator lowers the limit because of such a transaction."""
+    before = gateway_factory()
+    assert main(["topics", "create", "t", "-b", before.bootstrap]) == 0
+    producer = transactional(before, "slow")
+    producer.begin_transaction()
+    send(producer, "t", 0, "never")
+    before.stop()
+    after = gateway_factory({"transaction.max.timeout.ms": "10000"}, database_url=before.database_url)
+    capsys.readouterr()
+    assert main(["transactions", "abort", "slow", "-b", after.bootstrap]) == 0, capsys.readouterr().err
+
+
 def test_aborted_records_are_not_shown_with_the_topic(
     sluice: Prompt, gateway: GatewayProcess, topic: str, name: str
 ) -> None:
