@@ -33,6 +33,7 @@ from gateway.log.append_listener import NO_LISTENER, AppendListener
 from gateway.log.gathering import ENOUGH_REQUESTS, Gathering
 from gateway.log.tail import Tail
 from gateway.operate.logs import NO_REQUEST
+from storage.append_group import SEQUENCES
 from storage.errors import StorageError, StorageUnavailable
 from storage.log import LogStore
 from storage.types import Appended, NewBatch, PartitionKey, Refusal
@@ -275,7 +276,7 @@ class Appender:
     def _follows_lost(self, pending: _Pending, now_s: float) -> bool:
         """Return True if the batch follows a lost one that its producer has not repeated."""
         lost = self._broken.get(pending.stream)
-        if lost is None:
+        if lost is None or _precedes(pending.batch, lost):
             return False
         if _resumes(pending.batch, lost) or lost.until_s <= now_s:
             del self._broken[pending.stream]
@@ -298,7 +299,7 @@ class Appender:
         for _ in range(len(queue)):
             pending = queue.popleft()
             lost = broken.get(pending.stream)
-            if lost is None:
+            if lost is None or _precedes(pending.batch, lost):
                 queue.append(pending)
             elif _resumes(pending.batch, lost):
                 del broken[pending.stream]
@@ -339,6 +340,14 @@ class Appender:
 
 def _predecessor_lost() -> StorageUnavailable:
     return StorageUnavailable("an earlier batch of this producer was not written")
+
+
+def _precedes(batch: NewBatch, lost: _Lost) -> bool:
+    """Return True if the batch comes before the lost one: a repeat of a batch whose answer did not reach the client, or
+    a batch of a fenced producer. Postgres decides about both."""
+    if batch.producer_epoch != lost.producer_epoch:
+        return batch.producer_epoch < lost.producer_epoch
+    return 0 < (lost.base_sequence - batch.base_sequence) % SEQUENCES < SEQUENCES // 2
 
 
 def _resumes(batch: NewBatch, lost: _Lost) -> bool:

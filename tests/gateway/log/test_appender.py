@@ -387,6 +387,48 @@ async def test_batch_after_a_lost_one_is_not_called_out_of_order(node: DataPlane
     assert node.appender.queued_bytes == 0
 
 
+@pytest.mark.parametrize("first", [0, 2**31 - 1], ids=["from the first sequence", "around the last sequence"])
+async def test_repeat_of_a_batch_before_a_lost_one_is_answered(node: DataPlane, database_url: str, first: int) -> None:
+    """A slow commit outlasts the request of its batch, and the batch behind it is given up. Java's producer repeats the
+    later batch only when the earlier one is answered.
+    """
+    topic = await node.create_topic("t")
+
+    def submit(number: int) -> asyncio.Future[Appended | Refusal]:
+        return node.appender.submit(new_batch(topic, batch_of(b"v", producer=(7, 0, (first + number) % 2**31))))
+
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        given_up = [submit(0)]
+        await until_blocked(connection)
+        given_up.append(submit(1))
+        for outcome in given_up:
+            outcome.cancel()
+        repeated = submit(0)
+    assert await repeated == Appended(0, 0, 0, duplicate=True)
+    assert await submit(0) == Appended(0, 0, 0, duplicate=True)
+    assert isinstance((await gather_errors(submit(2)))[0], StorageUnavailable)
+    assert [appended(await submit(number)) for number in (1, 2)] == [1, 2]
+    assert node.appender.queued_bytes == 0
+
+
+async def test_late_batch_of_an_earlier_epoch_ends_no_wait_for_a_lost_batch(node: DataPlane, database_url: str) -> None:
+    topic = await node.create_topic("t")
+
+    def submit(epoch: int, sequence: int) -> asyncio.Future[Appended | Refusal]:
+        return node.appender.submit(new_batch(topic, batch_of(b"v", producer=(7, epoch, sequence))))
+
+    assert appended(await submit(0, 0)) == 0
+    assert appended(await submit(1, 0)) == 1
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        lost = submit(1, 1)
+        await until_blocked(connection)
+        await terminate_backends(connection)
+        await gather_errors(lost)
+    assert await submit(0, 1) is Refusal.INVALID_PRODUCER_EPOCH
+    assert isinstance((await gather_errors(submit(1, 2)))[0], StorageUnavailable)
+    assert [appended(await submit(1, sequence)) for sequence in (1, 2)] == [2, 3]
+
+
 async def test_lost_batch_that_is_never_repeated_is_forgotten(node: DataPlane, database_url: str) -> None:
     topic = await node.create_topic("t")
     appender = Appender(node.log, node.tail, broken_s=0.0)
