@@ -51,7 +51,6 @@ from storage.types import Appended, NewBatch, Partition, PartitionKey, ReadReque
 
 logger = structlog.get_logger(__name__)
 
-FIRST_VERSION_WITH_LEADERS = 10
 FIRST_VERSION_WITH_ABORTABLE = 11
 FIRST_VERSION_THAT_TAKES_IN = 12
 FIRST_VERSION_WITH_TOPIC_IDS = 13
