@@ -120,7 +120,9 @@ def _checked(creation: AclCreation) -> Acl:
         )
     if not creation.host:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Host pattern cannot be null or empty")
-    if "/" in creation.host and network_of(creation.host) is None:
+    # Python reads a mask, too, and 0.0.0.0 behind the slash as every address.
+    length = creation.host.partition("/")[2]
+    if "/" in creation.host and (network_of(creation.host) is None or not length.isdigit()):
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
             f"Invalid CIDR notation '{creation.host}': it must be an address, a slash and the length of a prefix",

@@ -194,6 +194,9 @@ async def test_each_acl_is_judged_alone_in_upstreams_words(database_url: str) ->
         "Invalid CIDR notation '10.0.0.0/33': it must be an address, a slash and the length of a prefix": like(
             READ, host="10.0.0.0/33"
         ),
+        "Invalid CIDR notation '10.0.0.1/0.0.0.0': it must be an address, a slash and the length of a prefix": like(
+            READ, host="10.0.0.1/0.0.0.0"
+        ),
         "Invalid permissionType ANY": like(READ, permission_type=1),
         "Could not parse principal from `alice` (no colon is present separating the principal type from the principal "
         "name)": like(READ, principal="alice"),
