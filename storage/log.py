@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -63,6 +63,7 @@ _INLINE_COLUMNS = ("slot", "position", "partition_key", "base_offset", "records"
 _APPEND_CHUNKS = statement("append_chunks")
 _APPEND_ONE = statement("append_one")
 _APPEND_PLAIN = statement("append_plain")
+_EXPECTED_SEQUENCES = statement("expected_sequences")
 _READ_CHUNKS = statement("read_chunks")
 _ABORTED_BETWEEN = statement("aborted_between")
 _CHUNKS_BETWEEN = statement("chunks_between")
@@ -165,6 +166,19 @@ class LogStore:
         if decided["transaction_id"] is not None:
             self._guard.acknowledged(asked, decided["transaction_id"], decided["written_lsn"])
         return outcomes
+
+    async def expected_sequences(
+        self, streams: Collection[tuple[PartitionKey, int]]
+    ) -> dict[tuple[PartitionKey, int], tuple[int, int]]:
+        """Return, for each pair of partition and producer, the producer's epoch and the sequence that must come next.
+        Producers that the partition does not know are absent."""
+        rows = await self._hot.fetch(
+            _EXPECTED_SEQUENCES, [key for key, _ in streams], [producer_id for _, producer_id in streams]
+        )
+        return {
+            (PartitionKey(row["partition_key"]), row["producer_id"]): (row["producer_epoch"], row["next_sequence"])
+            for row in rows
+        }
 
     async def _decide(
         self,

@@ -10,12 +10,13 @@ so that the partition delays no other.
 
 This module does not validate and does not assign offsets (Postgres does). It never repeats a commit whose outcome is
 unknown: the client decides, and Postgres recognises an idempotent producer's repeat by its sequence. If such a
-producer's batch was not written, the producer's later batches are not written either and get the same answer, until
-the producer repeats the lost batch or numbers anew. There are two reasons. A partition that does not know the producer
-yet accepts any first sequence, and would then refuse the earlier batch when the producer repeats it. And a partition
-that knows the producer would refuse the later batch with OUT_OF_ORDER_SEQUENCE. librdkafka then numbers anew everything
-that is not acknowledged, also a repeat that is on its way. If that repeat is written and its answer is lost, the record
-is there twice.
+producer's batch was perhaps not written, its later batches are suspect until the producer has repeated all that were
+refused. Before a suspect batch is appended, Postgres is asked which sequence the partition expects. If the batch comes
+later, it gets the answer of the lost one. There are two reasons. A partition that does not know the producer yet
+accepts any first sequence, and would then refuse the earlier batch when the producer repeats it. And a partition that
+knows the producer would refuse the later batch with OUT_OF_ORDER_SEQUENCE. librdkafka then numbers anew everything that
+is not acknowledged, also a repeat that is on its way. If that repeat is written and its answer is lost, the record is
+there twice.
 """
 
 from __future__ import annotations
@@ -50,20 +51,24 @@ class _Pending(NamedTuple):
     outcome: asyncio.Future[Appended | Refusal]
     request: object
     """The request that brought the batch. All batches of one request count as one waiting request."""
+    is_suspect: bool = False
+    """True if an earlier batch of the producer was perhaps not written."""
 
     @property
-    def stream(self) -> tuple[int, int]:
+    def stream(self) -> tuple[PartitionKey, int]:
         """The partition and producer whose sequence numbers the batch continues, if its producer is idempotent."""
         return self.batch.partition_key, self.batch.producer_id
 
 
 class _Lost(NamedTuple):
-    """A batch of an idempotent producer that may not have been written."""
+    """Batches of an idempotent producer that may not have been written, by their base sequences."""
 
     producer_epoch: int
-    base_sequence: int
+    first_sequence: int
+    last_sequence: int
+    """Until the producer has repeated this batch, its batches are suspect."""
     until_s: float
-    """Event-loop time until which later batches of the producer are refused."""
+    """Event-loop time from which Postgres alone decides."""
 
 
 @dataclass(slots=True)
@@ -121,8 +126,8 @@ class Appender:
         self._listener = listener
         self._broken_s = broken_s
         self._max_broken = max_broken
-        self._broken: OrderedDict[tuple[int, int], _Lost] = OrderedDict()
-        """Per stream the first batch that was perhaps not written and has not been repeated. The oldest is first."""
+        self._broken: OrderedDict[tuple[PartitionKey, int], _Lost] = OrderedDict()
+        """Per stream the batches that were perhaps not written and have not been repeated. The oldest is first."""
 
     @property
     def queued_bytes(self) -> int:
@@ -138,10 +143,8 @@ class Appender:
         written unless its commit has begun."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Appended | Refusal] = loop.create_future()
-        pending = _Pending(batch, len(batch.records), outcome, outcome if request is None else request)
-        if self._broken and self._follows_lost(pending, loop.time()):
-            _fail([pending], _predecessor_lost())
-            return outcome
+        is_suspect = bool(self._broken) and self._is_suspect(batch, loop.time())
+        pending = _Pending(batch, len(batch.records), outcome, outcome if request is None else request, is_suspect)
         self._queued_bytes += pending.size_bytes
         place = self._places.get(batch.partition_key)
         if place is None:
@@ -191,7 +194,7 @@ class Appender:
             given_up.append(queue.popleft())
         if given_up:
             self._forget(given_up)
-            self._fail_followers(given_up, queue)
+            self._note_lost(given_up, queue)
         group: list[_Pending] = []
         size_bytes = 0
         while (
@@ -221,6 +224,8 @@ class Appender:
         durable = False
         settled = group
         try:
+            if any(pending.is_suspect for pending in group):
+                group = settled = await self._without_followers(group)
             results = await self._store.append([pending.batch for pending in group], wait=wait)
             durable = True
             ended_s = loop.time()
@@ -248,7 +253,7 @@ class Appender:
             if not durable:
                 self._tail.doubt(loop.time())
                 self._listener.in_doubt()
-                self._fail_followers(group, queue)
+                self._note_lost(group, queue)
 
     def _divert(self, busy: Sequence[_Pending], queue: deque[_Pending]) -> None:
         """Give each partition of `busy` a lane of its own, and move its batches from `queue` there in order."""
@@ -273,46 +278,73 @@ class Appender:
         """Remove a lane in which no batch waits any more."""
         self._lanes.discard(lane)
 
-    def _follows_lost(self, pending: _Pending, now_s: float) -> bool:
-        """Return True if the batch follows a lost one that its producer has not repeated."""
-        lost = self._broken.get(pending.stream)
-        if lost is None or _precedes(pending.batch, lost):
+    def _is_suspect(self, batch: NewBatch, now_s: float) -> bool:
+        """Return True if earlier batches of the producer at the same epoch were perhaps not written."""
+        stream = batch.partition_key, batch.producer_id
+        lost = self._broken.get(stream)
+        if lost is None or batch.producer_epoch < lost.producer_epoch:
             return False
-        if _resumes(pending.batch, lost) or lost.until_s <= now_s:
-            del self._broken[pending.stream]
+        if batch.producer_epoch > lost.producer_epoch or lost.until_s <= now_s:
+            del self._broken[stream]
             return False
         return True
 
-    def _fail_followers(self, unwritten: Sequence[_Pending], queue: deque[_Pending]) -> None:
-        """Fail the batches that idempotent producers have queued behind batches that were not, or perhaps not,
-        written. Stop at the batch with which a producer begins to repeat them or to number anew. Remember the lost
-        batches that are not repeated yet."""
-        until_s = asyncio.get_running_loop().time() + self._broken_s
-        broken: dict[tuple[int, int], _Lost] = {}
+    def _note_lost(self, unwritten: Sequence[_Pending], queue: deque[_Pending]) -> None:
+        """Remember batches of idempotent producers that were not, or perhaps not, written. The batches of these
+        producers in the queue become suspect."""
+        now_s = asyncio.get_running_loop().time()
         for pending in unwritten:
-            batch = pending.batch
-            if batch.producer_id >= 0:
-                broken.setdefault(pending.stream, _Lost(batch.producer_epoch, batch.base_sequence, until_s))
-        if not broken:
-            return
-        followers: list[_Pending] = []
+            epoch, sequence = pending.batch.producer_epoch, pending.batch.base_sequence
+            if pending.batch.producer_id < 0:
+                continue
+            lost = self._broken.pop(pending.stream, None)
+            if lost is None or lost.producer_epoch < epoch:
+                lost = _Lost(epoch, sequence, sequence, now_s)
+            if lost.producer_epoch == epoch:
+                first = sequence if _is_later(lost.first_sequence, sequence) else lost.first_sequence
+                last = sequence if _is_later(sequence, lost.last_sequence) else lost.last_sequence
+                lost = _Lost(epoch, first, last, now_s + self._broken_s)
+            self._broken[pending.stream] = lost
         for _ in range(len(queue)):
             pending = queue.popleft()
-            lost = broken.get(pending.stream)
-            if lost is None or _precedes(pending.batch, lost):
-                queue.append(pending)
-            elif _resumes(pending.batch, lost):
-                del broken[pending.stream]
-                queue.append(pending)
-            else:
-                followers.append(pending)
-        self._forget(followers)
-        _fail(followers, _predecessor_lost())
-        for stream, lost in broken.items():
-            self._broken.pop(stream, None)
-            self._broken[stream] = lost
+            is_suspect = pending.is_suspect or self._is_suspect(pending.batch, now_s)
+            queue.append(pending._replace(is_suspect=is_suspect))
         while len(self._broken) > self._max_broken:
             self._broken.popitem(last=False)
+
+    async def _without_followers(self, group: list[_Pending]) -> list[_Pending]:
+        """Fail the suspect batches whose predecessors Postgres does not have, and return the others. Raise
+        StorageError."""
+        expected = await self._store.expected_sequences({each.stream for each in group if each.is_suspect})
+        kept: list[_Pending] = []
+        followers: list[_Pending] = []
+        for pending in group:
+            batch, stream = pending.batch, pending.stream
+            if not pending.is_suspect:
+                kept.append(pending)
+                continue
+            lost = self._broken.get(stream)
+            if lost is not None and lost.producer_epoch != batch.producer_epoch:
+                lost = None
+            epoch, sequence = expected.get(stream, (-1, 0))
+            if epoch < batch.producer_epoch:
+                # The partition would accept any first batch.
+                follows = lost is None or _is_later(batch.base_sequence, lost.first_sequence)
+            else:
+                follows = epoch == batch.producer_epoch and _is_later(batch.base_sequence, sequence)
+            if follows:
+                followers.append(pending)
+                if lost is not None and _is_later(batch.base_sequence, lost.last_sequence):
+                    self._broken[stream] = lost._replace(last_sequence=batch.base_sequence)
+                continue
+            if epoch < batch.producer_epoch or batch.base_sequence == sequence:
+                expected[stream] = batch.producer_epoch, (batch.base_sequence + batch.record_count) % SEQUENCES
+            if lost is not None and not _is_later(lost.last_sequence, batch.base_sequence):
+                del self._broken[stream]
+            kept.append(pending._replace(is_suspect=False))
+        self._forget(followers)
+        _fail(followers, StorageUnavailable("an earlier batch of this producer was not written"))
+        return kept
 
     def _forget(self, settled: Sequence[_Pending]) -> None:
         """Stop counting batches that are settled or dropped."""
@@ -338,20 +370,9 @@ class Appender:
         self._listener.appended(batch.partition_key, appended.base_offset + batch.record_count)
 
 
-def _predecessor_lost() -> StorageUnavailable:
-    return StorageUnavailable("an earlier batch of this producer was not written")
-
-
-def _precedes(batch: NewBatch, lost: _Lost) -> bool:
-    """Return True if the batch comes before the lost one: a repeat of a batch whose answer did not reach the client, or
-    a batch of a fenced producer. Postgres decides about both."""
-    if batch.producer_epoch != lost.producer_epoch:
-        return batch.producer_epoch < lost.producer_epoch
-    return 0 < (lost.base_sequence - batch.base_sequence) % SEQUENCES < SEQUENCES // 2
-
-
-def _resumes(batch: NewBatch, lost: _Lost) -> bool:
-    return batch.base_sequence == lost.base_sequence or batch.producer_epoch != lost.producer_epoch
+def _is_later(sequence: int, other: int) -> bool:
+    """Return whether a sequence comes after another one. Sequences wrap."""
+    return 0 < (sequence - other) % SEQUENCES < SEQUENCES // 2
 
 
 class _Committer:

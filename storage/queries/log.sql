@@ -10,6 +10,19 @@ select * from append_one($1, $2, $3, $4, $5, $6, $7, $8);
 -- As append_chunks, for a usual commit: one chunk per partition, and producers that continue their sequences.
 select * from append_plain($1, $2, $3, $4, $5, $6);
 
+-- name: expected_sequences
+-- For each pair of partition and producer, the producer's epoch and the sequence that must come next. No row: the
+-- partition does not know the producer.
+select wanted.partition_key, wanted.producer_id, state.producer_epoch, state.next_sequence
+from unnest($1::bigint[], $2::bigint[]) wanted (partition_key, producer_id)
+cross join lateral (
+    select p.producer_epoch, p.next_sequence
+    from producer_state p
+    where p.partition_key = wanted.partition_key and p.producer_id = wanted.producer_id
+    order by p.since_offset desc
+    limit 1
+) state;
+
 -- name: read_chunks
 -- One fetch: states and chunks of all requested partitions, in one snapshot.
 select * from read_chunks($1, $2, $3, $4, $5, $6, $7, $8);

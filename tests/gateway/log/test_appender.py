@@ -411,6 +411,25 @@ async def test_repeat_of_a_batch_before_a_lost_one_is_answered(node: DataPlane, 
     assert node.appender.queued_bytes == 0
 
 
+async def test_batch_whose_predecessors_another_node_has_written_is_written(node: DataPlane, database_url: str) -> None:
+    """The producer has repeated the lost batch at another node, for example while this node was frozen."""
+    topic = await node.create_topic("t")
+    sent = [batch_of(b"%d" % sequence, producer=(7, 0, sequence)) for sequence in range(5)]
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        lost = node.appender.submit(new_batch(topic, sent[0]))
+        await until_blocked(connection)
+        await terminate_backends(connection)
+        await gather_errors(lost)
+    async with data_plane(database_url, name="node-2") as other:
+        repeated = [other.appender.submit(new_batch(topic, batch)) for batch in sent[:2]]
+        assert [appended(result) for result in await asyncio.gather(*repeated)] == [0, 1]
+    early = node.appender.submit(new_batch(topic, sent[3]))
+    assert isinstance((await gather_errors(early))[0], StorageUnavailable)
+    later = [node.appender.submit(new_batch(topic, batch)) for batch in sent[2:]]
+    assert [appended(result) for result in await asyncio.gather(*later)] == [2, 3, 4]
+    assert node.appender.queued_bytes == 0
+
+
 async def test_late_batch_of_an_earlier_epoch_ends_no_wait_for_a_lost_batch(node: DataPlane, database_url: str) -> None:
     topic = await node.create_topic("t")
 
@@ -427,6 +446,27 @@ async def test_late_batch_of_an_earlier_epoch_ends_no_wait_for_a_lost_batch(node
     assert await submit(0, 1) is Refusal.INVALID_PRODUCER_EPOCH
     assert isinstance((await gather_errors(submit(1, 2)))[0], StorageUnavailable)
     assert [appended(await submit(1, sequence)) for sequence in (1, 2)] == [2, 3]
+
+
+async def test_new_batch_is_refused_until_all_lost_ones_are_repeated(node: DataPlane, database_url: str) -> None:
+    """librdkafka may send a new batch behind the first repeat, before it knows which other batches were not written."""
+    topic = await node.create_topic("t")
+
+    def submit(sequence: int) -> asyncio.Future[Appended | Refusal]:
+        return node.appender.submit(new_batch(topic, batch_of(b"v", producer=(7, 0, sequence))))
+
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        first = submit(0)
+        await until_blocked(connection)
+        lost, follower = submit(1), submit(2)
+        lost.cancel()
+        repeated, new = submit(1), submit(3)
+    assert [appended(result) for result in await asyncio.gather(first, repeated)] == [0, 1]
+    assert all(isinstance(error, StorageUnavailable) for error in await gather_errors(follower, new))
+    later = submit(4)
+    assert isinstance((await gather_errors(later))[0], StorageUnavailable)
+    assert [appended(await submit(sequence)) for sequence in range(2, 6)] == [2, 3, 4, 5]
+    assert node.appender.queued_bytes == 0
 
 
 async def test_lost_batch_that_is_never_repeated_is_forgotten(node: DataPlane, database_url: str) -> None:
