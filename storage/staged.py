@@ -39,6 +39,11 @@ BYTES_AT_ONCE = 8 * 1024 * 1024
 RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 """How long a postponed transaction waits, doubled each time."""
 
+FIRST_AT_ONCE = 64
+"""Maximal number of transactions that the first look counts, and one behind a look that has counted RECORDS_AT_ONCE
+records. Each other look may count twice as many as the look before. After an outage, thousands of large transactions
+may wait, and to count their records takes a microsecond each."""
+
 FIRST_GAPS = 64
 """So many gaps, the newest, are looked up together with new places. The others need a statement of their own."""
 MAX_GAPS = 10_000
@@ -123,6 +128,8 @@ class StagedRecords:
         self._guard = database.guard
         self._history = history
         """The history to which the connection leads. The server of a former history may still run."""
+        self._at_once = FIRST_AT_ONCE
+        """Maximal number of transactions that the next look counts."""
         self._last_seq = 0
         self._horizon = 0
         """The last place that was drawn when this session became the owner. Up to it, no place becomes a gap."""
@@ -209,13 +216,15 @@ class StagedRecords:
             self._note(await self._look_up(_NO_PLACE, due), due)
         if self._rest is not None and self._rest.is_due(running):
             await self._look_at_all(self._rest)
+        counted = sum(row["record_count"] or 0 for row in rows)
+        self._at_once = FIRST_AT_ONCE if counted > RECORDS_AT_ONCE else min(2 * self._at_once, TRANSACTIONS_AT_ONCE)
         return self._next()
 
     async def _look_up(self, behind: int, gaps: Collection[int]) -> Sequence[Row]:
         self._guard.require(self._history)
         async with translated_errors():
             return await self._connection.fetch(
-                statement("staged_commits"), behind, gaps, TRANSACTIONS_AT_ONCE, RECORDS_AT_ONCE
+                statement("staged_commits"), behind, gaps, self._at_once, RECORDS_AT_ONCE
             )
 
     async def _look_at_all(self, rest: _Gap) -> None:
@@ -227,7 +236,7 @@ class StagedRecords:
                 self._rest = None
             found = [row for row in rows if row["seq"] is not None and row["seq"] <= self._last_seq]
             self._note(found, [])
-            if len(found) < TRANSACTIONS_AT_ONCE:
+            if len(found) < self._at_once:
                 return
             behind = found[-1]["seq"]
 

@@ -212,6 +212,21 @@ async def test_a_replica_of_the_staging_tables_gives_no_places(places: Places) -
     assert await places.sql.fetchval("select count(*) from sluice.staged_commit") == 1
 
 
+async def test_a_look_of_many_large_transactions_ends_in_time(places: Places) -> None:
+    """To count all of these records takes longer than a statement may, and each attempt would begin with the first one.
+    Headers of an unknown size make each record as costly to count as a thousand others."""
+    await places.own()
+    await places.sql.execute(
+        """insert into sluice.staged_record (xid, topic_id, value, headers, timestamp_ms, arms)
+        select -n, t.topic_id, 'v', h.headers, 0, false
+        from generate_series(1, 1500) n cross join generate_series(1, 20) cross join sluice.topic t
+        cross join (select jsonb_object_agg(i, 1e100000) as headers from generate_series(1, 9) i) h
+        where t.name = 't';
+        insert into sluice.staged_commit (xid) select -n from generate_series(1, 1500) n"""
+    )
+    assert await places.look() == 1
+
+
 async def test_headers_that_are_long_as_text_do_not_delay_the_look(places: Places) -> None:
     """Postgres needs more than a millisecond to write one of these headers as text, of which it stores 200 bytes."""
     await places.own()
