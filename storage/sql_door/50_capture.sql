@@ -43,7 +43,7 @@ begin
         return null;
     end if;
     return (
-        select format('select to_jsonb(converted) from (select %s) converted', string_agg(
+        select format('select to_jsonb(converted.*) from (select %s) converted', string_agg(
             case when door_is_safe_as_json(a.atttypid) then format('($1).%1$I as %1$I', a.attname)
                 else format('case num_nulls(($1).%1$I) when 0 then format(''%%s'', ($1).%1$I) end as %1$I', a.attname) end,
             ', ' order by a.attnum))
@@ -74,6 +74,7 @@ set datestyle = 'ISO, YMD'
 set intervalstyle = 'postgres'
 set bytea_output = 'hex'
 set extra_float_digits = 1
+set quote_all_identifiers = off
 as $$
 -- Produce the change of one row. The trigger's arguments are the topic and the columns of the key. If one of the columns
 -- has been renamed, the key is the table's primary key. As Debezium does, a deletion is followed by a tombstone, and a
@@ -114,7 +115,8 @@ begin
     end if;
     old_key := (select jsonb_object_agg(k, before -> k) from unnest(columns) k where before is not null);
     new_key := (select jsonb_object_agg(k, after -> k) from unnest(columns) k where after is not null);
-    if tg_op = 'UPDATE' and old_key is not distinct from new_key then
+    -- As jsonb, 1.0 equals 1.00, but their texts are different keys.
+    if tg_op = 'UPDATE' and old_key::text is not distinct from new_key::text then
         perform door_capture(topic, new_key, before, after, 'u', source, now_ms);
         return null;
     end if;

@@ -144,17 +144,19 @@ async def test_capture_runs_no_cast_of_an_ordinary_role(
             create cast (trap as json) with function sprung(trap);
             create cast (trap as text) with function sprung_as_text(trap);
             create table captured (
-                id integer primary key, a trap, b trap[], c pair, d whole, e public.trusted, f trap, "G %s" text
+                id integer primary key, a trap, b trap[], c pair, d whole, e public.trusted, f trap, "G %s" text,
+                converted boolean
             );
             select kafka.capture('captured', '{topic}');
-            insert into captured values (1, 'x', '{{x}}', (1, 'x'), 2, (3, 'y'), null, 'z')"""
+            insert into captured values (1, 'x', '{{x}}', (1, 'x'), 2, (3, 'y'), null, 'z', true)"""
         )
     finally:
         await writer.close()
         await sql.execute("drop type public.trusted cascade")
     (message,) = read(consumer, topic, 1)
     assert json.loads(message.value())["after"] == {
-        "id": 1, "a": "x", "b": "{x}", "c": "(1,x)", "d": 2, "e": {"a": 3, "b": "y"}, "f": None, "G %s": "z"
+        "id": 1, "a": "x", "b": "{x}", "c": "(1,x)", "d": 2, "e": {"a": 3, "b": "y"}, "f": None, "G %s": "z",
+        "converted": True,
     }  # fmt: skip
 
 
