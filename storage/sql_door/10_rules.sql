@@ -276,18 +276,22 @@ $$;
 create or replace function sluice.door_may_be_early(p_context text, p_fired_at timestamptz) returns boolean
 language sql stable
 as $$
--- Whether a deferred trigger may run before its transaction commits. SET CONSTRAINTS runs it early. Then either the
--- client's statement says so, or a function does and is on the call stack. If the stack names SET CONSTRAINTS as the
--- statement that runs the trigger, it is certain. Otherwise the trigger runs early at most once for each statement of the
--- client: a second time within one statement is the commit.
-    select p_context ~* E'^[^\n]*\n[^\n]*\\mset\\s+constraints\\s[^\n]*\\mimmediate\\M'
-        or p_fired_at is distinct from statement_timestamp()
-        and (strpos(p_context, E'\n') > 0 or current_query() ~* 'set\s+constraints')
+-- Whether a deferred trigger may run before its transaction commits. SET CONSTRAINTS runs it early. If the call stack
+-- names SET CONSTRAINTS, or a function in language SQL, as what runs the trigger, it is certain: no such function can
+-- commit. Otherwise the client's text names each SET CONSTRAINTS that it has, and a function may hide one. So within one
+-- statement of the client, the trigger runs early at most as often. A further time is the commit. p_fired_at is a
+-- microsecond later for each time after the first one.
+    select p_context ~* E'^[^\n]*\n(SQL function|[^\n]*\\mset\\M.{0,200}\\mconstraints\\M)'
+        or (strpos(p_context, E'\n') > 0 or current_query() ~* 'constraints')
+        and coalesce(p_fired_at, '-infinity') < statement_timestamp() + interval '1 microsecond' * (
+            regexp_count(current_query(), 'constraints', 1, 'i') + (strpos(p_context, E'\n') > 0)::integer - 1
+        )
 $$;
 
 create or replace function sluice.door_commit_records() returns trigger
 language plpgsql security definer
 set search_path = sluice, pg_temp
+set standard_conforming_strings = on
 as $$
 -- Give the transaction its place among the others while it commits. It holds no lock that another transaction waits for.
 -- The second condition is cheap, and true whenever one of the two careful ones may be.
@@ -301,7 +305,9 @@ begin
     if strpos(context, E'\n') > 0 or current_query() ~* 'constraints|prepare' then
         if door_may_be_early(context, new.fired_at) then
             set constraints sluice.staged_record_commits deferred;
-            update staged_record r set fired_at = statement_timestamp() where r.xid = new.xid and r.position = new.position;
+            update staged_record r
+            set fired_at = greatest(r.fired_at + interval '1 microsecond', statement_timestamp())
+            where r.xid = new.xid and r.position = new.position;
             return null;
         end if;
         perform door_refuse_prepare();

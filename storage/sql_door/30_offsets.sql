@@ -130,6 +130,7 @@ $$;
 create or replace function sluice.door_commit_offsets() returns trigger
 language plpgsql security definer
 set search_path = sluice, pg_temp
+set standard_conforming_strings = on
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 as $$
@@ -152,7 +153,9 @@ begin
     get diagnostics context = pg_context;
     if door_may_be_early(context, new.fired_at) then
         set constraints sluice.staged_offset_commits deferred;
-        update staged_offset s set fired_at = statement_timestamp() where s.xid = new.xid and s.position = new.position;
+        update staged_offset s
+        set fired_at = greatest(s.fired_at + interval '1 microsecond', statement_timestamp())
+        where s.xid = new.xid and s.position = new.position;
         return null;
     end if;
     perform door_refuse_prepare();

@@ -160,6 +160,7 @@ create or replace function kafka.records(topic text, partition integer, from_off
 returns table ("offset" bigint, "timestamp" timestamptz, key bytea, value bytea, headers jsonb, note text)
 language plpgsql stable security definer
 set search_path = sluice, pg_temp
+set standard_conforming_strings = on
 set enable_seqscan = off
 set enable_sort = off
 as $$

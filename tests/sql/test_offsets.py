@@ -107,6 +107,7 @@ async def test_fenced_commits_fail_the_transaction(
         ("read committed", "", "SL001"),
         ("read committed", "set constraints all immediate", "SL001"),
         ("read committed", "do $$ begin for i in 1..2 loop set constraints all immediate; end loop; end $$", "SL001"),
+        ("read committed", "set constraints all immediate; set/**/constraints all immediate", "SL001"),
         # The snapshot shows the former generation, so Postgres itself refuses to lock the group's row.
         ("repeatable read", "", "40001"),
         ("serializable", "", "40001"),

@@ -19,6 +19,12 @@ Connection = asyncpg.Connection
 EARLY = "set constraints all immediate"
 EARLY_IN_A_FUNCTION = "do $$ begin set constraints all immediate; end $$"
 EARLY_TWICE = "do $$ begin set constraints all immediate; set constraints all immediate; end $$"
+EARLY_AND_AGAIN = "set constraints all immediate; set constraints all immediate"
+EARLY_BEHIND_A_COMMENT = "set/**/constraints all immediate"
+EARLY_BY_OTHER_STRINGS = "set standard_conforming_strings = off; set constraints all immediate"
+EARLY_IN_SQL = """create or replace function fire_twice() returns void language sql as
+$$ set constraints all immediate; set constraints all immediate $$;
+select fire_twice()"""
 
 
 def of_key(messages: list[Any], key: bytes) -> list[bytes | None]:
@@ -87,7 +93,20 @@ async def test_types_of_values_and_keys(sql: Connection, topic: str, consumer: C
 
 
 @pytest.mark.parametrize("produce_first", [True, False])
-@pytest.mark.parametrize("early", ["", EARLY, EARLY_IN_A_FUNCTION, EARLY_TWICE])
+@pytest.mark.parametrize(
+    "early",
+    [
+        "",
+        EARLY,
+        EARLY_IN_A_FUNCTION,
+        EARLY_TWICE,
+        EARLY_AND_AGAIN,
+        EARLY_BEHIND_A_COMMENT,
+        EARLY_BY_OTHER_STRINGS,
+        EARLY_IN_SQL,
+    ],
+    ids=["late", "early", "function", "twice", "again", "comment", "strings", "sql"],
+)
 async def test_records_of_a_row_have_the_order_of_its_locks(
     sql: Connection, other: Connection, topic: str, consumer: Consumer, *, produce_first: bool, early: str
 ) -> None:

@@ -41,6 +41,13 @@ async def test_records_reads_what_producers_and_sql_wrote(sql: Connection, topic
     assert [row["offset"] for row in await sql.fetch("select * from kafka.records($1, 0, 1, 1)", topic)] == [1]
 
 
+async def test_headers_are_read_by_a_session_with_another_syntax_of_strings(sql: Connection, topic: str) -> None:
+    await sql.execute("select kafka.produce($1, 'v', headers => '{\"a\": \"b\"}', partition => 0)", topic)
+    assert await sql.fetchval("select kafka.wait_for($1, 0, 0)", topic)
+    await sql.execute("set standard_conforming_strings = off")
+    assert await sql.fetchval("select headers from kafka.records($1, 0)", topic) == '[["a", "b"]]'
+
+
 async def test_a_record_of_many_headers_is_read_in_time(sql: Connection, topic: str) -> None:
     """Reading a header costs the same, however many headers come before it."""
     headers = "(select jsonb_object_agg('h' || i, i::text) from generate_series(1, 60000) i)"
