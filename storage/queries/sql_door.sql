@@ -20,6 +20,20 @@ places as (
 )
 update staged_record r set xid = -r.xid from ahead a where r.xid >= a.xid;
 
+-- name: is_sql_door
+-- Return whether the schema has this role's functions of the SQL door, perhaps those of another release.
+select exists (
+    select from pg_proc p join pg_roles r on r.oid = p.proowner
+    where p.pronamespace = $1::text::regnamespace and p.proname = 'capture_row' and r.rolname = current_user
+);
+
+-- name: sql_door_roles_lack_rights
+-- Return whether a role of the schema exists that has no rights in it, for example because it was created later.
+select exists (
+    select from pg_roles r
+    where r.rolname in ($1::text || '_writer', $1::text || '_reader') and not has_schema_privilege(r.oid, $1::text, 'usage')
+);
+
 -- name: same_views
 -- Return whether both views exist and have the same definition.
 select coalesce(pg_get_viewdef(to_regclass($1::text)) = pg_get_viewdef(to_regclass($2::text)), false);

@@ -73,17 +73,20 @@ async def install(database: Database, schema_name: str, settings: DoorSettings) 
         row = await connection.fetchrow(statement("sql_door"))
         # A backup holds the private schema only, so the public one may be missing after a restore.
         is_there = await connection.fetchval(statement("schema_exists"), schema_name)
+        is_installed = is_there and row is not None and row["schema_name"] == schema_name
         if not is_there:
             await connection.execute(f"create schema {schema_name}")  # a plain identifier: nothing to quote
-        elif row is None or row["schema_name"] != schema_name:
+        elif not is_installed and not await connection.fetchval(statement("is_sql_door"), schema_name):
             raise StorageError(
                 f"the database already has a schema {schema_name}: choose another name for the SQL door with "
                 "--set sql.schema=NAME, or turn it off with --set sql.schema="
             )
-        if not is_there or row is None or (row["version"] <= VERSION and row["digest"] != digest):
+        if row is None or not is_installed or (row["version"] <= VERSION and row["digest"] != digest):
             for _, sql in known:
                 await _apply(connection, schema_name, sql)
             await connection.execute(statement("save_sql_door"), schema_name, VERSION, digest)
+        elif await connection.fetchval(statement("sql_door_roles_lack_rights"), schema_name):
+            await connection.execute(known[-1][1])  # the file of the grants
         await connection.execute(statement("renumber_restored"))
         former = await connection.fetchrow(statement("sql_door_settings"))
         await connection.execute(

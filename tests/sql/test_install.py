@@ -46,6 +46,43 @@ async def test_a_schema_of_the_users_is_refused_and_another_name_works(database_
         await database.close()
 
 
+async def test_a_node_returns_to_a_former_name_of_the_schema(database_url: str) -> None:
+    """During a rolling change of `sql.schema`, a node that crashes starts again with the former name."""
+    database = await Database.open(database_url)
+    sql = await asyncpg.connect(database_url)
+    try:
+        await install(database, "kafka", SETTINGS)
+        await sql.execute("drop function kafka.flush")
+        await install(database, "events", SETTINGS)
+        await install(database, "kafka", SETTINGS)
+        await sql.execute("select kafka.produce('t', 'v', 'k'); select events.produce('t', 'v', 'k')")
+        assert await sql.fetchval("select to_regprocedure('kafka.flush(interval)') is not null")
+    finally:
+        await sql.close()
+        await database.close()
+
+
+async def test_roles_that_are_created_later_get_their_rights_from_the_next_node(database_url: str) -> None:
+    """A node whose own role may not create roles leaves that to an administrator."""
+    database = await Database.open(database_url)
+    sql = await asyncpg.connect(database_url)
+    drop = "drop owned by granted_writer, granted_reader; drop role granted_writer, granted_reader"
+    try:
+        await install(database, "granted", SETTINGS)
+        await sql.execute(f"{drop}; create role granted_writer; create role granted_reader")
+        await install(database, "granted", SETTINGS)
+        for role, call in (
+            ("granted_reader", "count(*) from granted.topics"),
+            ("granted_writer", "granted.produce('t', 'v')"),
+        ):
+            async with sql.transaction():
+                await sql.execute(f"set local role {role}; select {call}")
+    finally:
+        await sql.execute(drop)
+        await sql.close()
+        await database.close()
+
+
 async def test_a_node_keeps_the_functions_of_a_later_release(database_url: str) -> None:
     database = await Database.open(database_url)
     sql = await asyncpg.connect(database_url)
