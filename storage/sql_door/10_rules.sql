@@ -284,7 +284,7 @@ as $$
     select p_context ~* E'^[^\n]*\n(SQL function|[^\n]*\\mset\\M.{0,200}\\mconstraints\\M)'
         or (strpos(p_context, E'\n') > 0 or current_query() ~* 'constraints')
         and coalesce(p_fired_at, '-infinity') < statement_timestamp() + interval '1 microsecond' * (
-            regexp_count(current_query(), 'constraints', 1, 'i') + (strpos(p_context, E'\n') > 0)::integer - 1
+            regexp_count(coalesce(current_query(), ''), 'constraints', 1, 'i') + (strpos(p_context, E'\n') > 0)::integer - 1
         )
 $$;
 
