@@ -7,6 +7,7 @@ language plpgsql volatile
 set search_path = sluice, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 -- Stage one record, or raise the reason why the record is refused.
 declare
@@ -61,9 +62,11 @@ create or replace function kafka.produce(
 ) returns integer
 language plpgsql volatile security definer parallel unsafe
 set search_path = sluice, pg_temp
--- Postgres may make the plan while the staging tables are empty. The plan must also suit full tables.
+-- Postgres may make the plan while the staging tables are empty. The plan must also suit full tables. A scan by bitmap would
+-- read all records of the transaction for each further one.
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 -- Stage one record and return the partition that the call names. The relay places the other records. One statement both
@@ -173,6 +176,7 @@ language plpgsql volatile security definer parallel unsafe
 set search_path = sluice, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 -- Stage one record for each element of `values`, in their order; return how many. All are checked before any is staged.

@@ -162,6 +162,7 @@ language plpgsql stable security definer
 set search_path = sluice, pg_temp
 set standard_conforming_strings = on
 set enable_seqscan = off
+set enable_bitmapscan = off
 set enable_sort = off
 as $$
 #variable_conflict use_column

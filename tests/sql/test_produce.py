@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import asyncpg
@@ -493,6 +494,15 @@ async def test_bad_input_of_many_fails(sql: Connection, topic: str, arguments: s
     with pytest.raises(asyncpg.PostgresError) as refused:
         await sql.execute(f"select kafka.produce_many('{topic}', {arguments})")
     assert error(refused).sqlstate == sqlstate
+
+
+async def test_a_record_costs_the_same_however_many_its_transaction_has(sql: Connection, topic: str) -> None:
+    count = 10_000
+    plan: Any = await sql.fetchval(
+        "explain (analyze, buffers, timing off, format json)"
+        f" select kafka.produce('{topic}', 'v') from generate_series(1, {count})"
+    )
+    assert json.loads(plan)[0]["Plan"]["Shared Hit Blocks"] < 15 * count
 
 
 async def test_a_function_marked_parallel_safe_loses_nothing(sql: Connection, topic: str, consumer: Consumer) -> None:
