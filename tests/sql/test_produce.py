@@ -23,6 +23,7 @@ EARLY_TWICE = "do $$ begin set constraints all immediate; set constraints all im
 EARLY_AND_AGAIN = "set constraints all immediate; set constraints all immediate"
 EARLY_BEHIND_A_COMMENT = "set/**/constraints all immediate"
 EARLY_BY_OTHER_STRINGS = "set standard_conforming_strings = off; set constraints all immediate"
+EARLY_BEHIND_A_LINE = r"""do $$ begin for i in 1..2 loop execute E'set\nconstraints all immediate'; end loop; end $$"""
 EARLY_IN_SQL = """create or replace function fire_twice() returns void language sql as
 $$ set constraints all immediate; set constraints all immediate $$;
 select fire_twice()"""
@@ -104,9 +105,10 @@ async def test_types_of_values_and_keys(sql: Connection, topic: str, consumer: C
         EARLY_AND_AGAIN,
         EARLY_BEHIND_A_COMMENT,
         EARLY_BY_OTHER_STRINGS,
+        EARLY_BEHIND_A_LINE,
         EARLY_IN_SQL,
     ],
-    ids=["late", "early", "function", "twice", "again", "comment", "strings", "sql"],
+    ids=["late", "early", "function", "twice", "again", "comment", "strings", "line", "sql"],
 )
 async def test_records_of_a_row_have_the_order_of_its_locks(
     sql: Connection, other: Connection, topic: str, consumer: Consumer, *, produce_first: bool, early: str
