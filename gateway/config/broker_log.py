@@ -26,9 +26,9 @@ RACK_AWARE_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 
 
 def _schema_name(text: str) -> str | None:
-    if re.fullmatch(r"(?!pg_|sluice|public$|information_schema$)[a-z_][a-z0-9_]{0,62}", text) or not text:
+    if re.fullmatch(r"(?!pg_|sluice|public$|information_schema$)[a-z_][a-z0-9_]{0,55}", text) or not text:
         return None
-    return "must be empty or the name of a schema of its own, in lower-case letters, digits and underscores"
+    return "must be empty or the name of a schema of its own, of at most 56 lower-case letters, digits and underscores"
 
 
 @dataclass(frozen=True, kw_only=True)

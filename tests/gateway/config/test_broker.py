@@ -116,6 +116,7 @@ def test_the_finest_retention_wins(given: dict[str, str], retention_ms: int) -> 
         ("log.retention.bytes", str(2**63)),
         ("group.connection.grace.ms", "-2"),
         ("auto.create.topics.enable", "yes"),
+        ("sql.schema", "s" * 57),  # Postgres would cut off the ends of the names of its roles
         ("log.cleaner.min.cleanable.ratio", "1.1"),
         ("log.cleaner.min.cleanable.ratio", "nan"),
         ("log.segment.bytes", "1048575"),
