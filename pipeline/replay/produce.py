@@ -127,10 +127,11 @@ class _Run:
         self._consumer = Consumer({**writer.settings, "group.id": "sluice-replay", "enable.auto.commit": "false"})
 
     def begin(self, key: Partition, *, settle: bool) -> _Target:
-        end = self._end(key)
-        if settle:
+        end, base = self._end(key), self._writer.bases[key]
+        # Records of this batch may be of a writer that still runs. If Spark runs a whole stage again, it does not end
+        # the tasks of the first run, and the new tasks are no retries.
+        if settle or end > base:
             end = self._settled(key, end)
-        base = self._writer.bases[key]
         if end < base:
             raise ForeignWriterError(f"{key[0]}-{key[1]} ends at {end}, before {base}, where the batch began")
         # Records that the target's retention has removed cannot be read, but they still count.
@@ -262,7 +263,11 @@ class _Run:
         deadline = time.monotonic() + SETTLE_SECONDS
         while time.monotonic() < deadline:
             time.sleep(0.1)
-            if (again := self._end(key)) != end:
+            again = self._end(key)
+            # The end would move for ever if another client wrote all the time.
+            if again > end and self._mark_at(key, again - 1) is None:
+                raise ForeignWriterError(f"{key[0]}-{key[1]} offset {again - 1} is {_shown(None)}")
+            if again != end:
                 end, deadline = again, time.monotonic() + SETTLE_SECONDS
         return end
 
