@@ -127,6 +127,12 @@ class Cluster:
         existing = self._metadata() if existing is None else existing
         lacking = [name for name in names if name not in existing]
         if lacking:
+            # A listing leaves out topics that the user may not describe.
+            try:
+                self.logs(lacking[:1])
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    raise
             raise PipelineError(
                 f"The topic {lacking[0]} does not exist.",
                 f"The cluster has {_listed(existing)}. Check --topics, or create the topic first.",

@@ -232,6 +232,8 @@ class Archive:
         gone = sorted(
             name for name in {*self._topics, *self._progress.topic_ids} if name not in existing and self._wanted(name)
         )
+        # A listing also leaves out topics that the user may no longer describe. Then this request raises an error.
+        self._cluster.logs([name for name in gone if name not in self._gone])
         if gone and self._arguments.on_data_loss == "fail":
             raise PipelineError(
                 f"The topic {gone[0]} has been deleted; the archive holds what was committed before.",

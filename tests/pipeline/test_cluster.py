@@ -1,18 +1,24 @@
-"""Jobs on a cluster whose partitions do not have leaders yet."""
+"""Jobs on a cluster that does not answer yet, or not to this user."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
 
+from pipeline.archive import job as archive_job
+from pipeline.erase.topic import TopicOfKey
 from pipeline.errors import PipelineError
 from pipeline.kafka import LATEST, Cluster, UnreachableError
+from pipeline.progress import Progress, Stop
+from tests.gateway_process import GatewayFactory
+from tests.pipeline import jobs, topics
+from tests.secured import AUTHORIZER, USERS, start_secured
 
 NO_LEADERS = -156
 """RD_KAFKA_RESP_ERR__NOENT of librdkafka."""
@@ -56,3 +62,26 @@ def test_a_broker_that_accepts_connections_and_never_answers_may_be_asked_again_
     for answer in answers:
         with pytest.raises(UnreachableError, match=f"No Kafka broker answers at {silent}"):
             answer.result()
+
+
+def test_topic_that_the_user_may_not_describe_is_not_taken_for_an_absent_one(gateway_factory: GatewayFactory) -> None:
+    """A listing of all topics leaves it out."""
+    secured = start_secured(gateway_factory, {**AUTHORIZER, "super.users": "User:ANONYMOUS"})
+    topic = topics.fresh(secured.open, 1)
+    [log] = Cluster(secured.open).logs([topic])
+    user = {"sasl.username": "alice", "sasl.password": USERS["alice"]}
+    alice = Cluster(secured.sasl, {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", **user})
+    assert topic not in alice.existing()
+    with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
+        TopicOfKey(cast(Any, None), alice, topic, log.topic_id, "").is_gone()
+    with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
+        alice.topics([topic])
+    for loss in ("fail", "continue"):
+        given = ["--bootstrap", secured.sasl, "--out", "x", "--topics", topic, "--on-data-loss", loss]
+        arguments = jobs.parse(archive_job, given)
+        job = archive_job.Archive(cast(Any, None), alice, arguments, [topic], Progress("archive"), Stop())
+        with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
+            job.step_once()
+    assert not TopicOfKey(cast(Any, None), Cluster(secured.open), topic, log.topic_id, "").is_gone()
+    topics.delete(secured.open, topic)
+    assert TopicOfKey(cast(Any, None), Cluster(secured.open), topic, log.topic_id, "").is_gone()
