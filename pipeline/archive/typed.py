@@ -211,8 +211,10 @@ def _what(frame: DataFrame, what: Column) -> DataFrame:
 def parse(records: DataFrame) -> DataFrame:
     """Add the column `parsed`, a variant, and `reason` if the value is not a JSON object. For a null value, both are
     null."""
-    text = F.col("value").cast(StringType())
-    parsed = records.withColumn("parsed", F.try_parse_json(text))
+    text = F.try_validate_utf8(F.col("value").cast(StringType()))
+    # Spark ignores what follows a JSON value. Within an array it does not, and another element shows the array's end.
+    pair = _get(F.try_parse_json(F.concat(F.lit("["), text, F.lit(",0]"))), "array<variant>")
+    parsed = records.withColumn("parsed", F.when(F.size(pair) == 2, F.get(pair, 0)))
     is_object = F.schema_of_variant("parsed").startswith("OBJECT")
     reason = F.when(F.col("value").isNull(), None)
     reason = reason.when(F.col("parsed").isNull(), "the value is not JSON")

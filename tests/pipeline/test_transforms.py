@@ -141,6 +141,15 @@ def test_what_is_no_json_object_has_a_reason_and_a_null_has_none(spark: SparkSes
     assert [row[DATA] is None for row in rows] == [False, True, True, True, True, True, True]
 
 
+def test_value_that_goes_on_behind_its_object_or_is_no_utf_8_is_no_json(spark: SparkSession) -> None:
+    whole = ['{"id": 1}', ' {"id": 1}\n\t']
+    broken = ['{"id": 1}{"id": 2}', '{"id": 1} x', '{"id": 1}]', '{"id": 1}, {"id": 2}', '{"id": 1}, 0', '{"id": 1} //']
+    values: list[str | bytes] = [*whole, *broken, b'{"id": "\xff"}', b'{"\xff": 1}']
+    rows = JsonTyping(None, evolve=True).apply(json_records(spark, *values), StructType()).orderBy("offset").collect()
+    assert [row.reason for row in rows] == [None] * len(whole) + ["the value is not JSON"] * (len(broken) + 2)
+    assert [row[DATA] and row[DATA].id for row in rows] == [1] * len(whole) + [None] * (len(broken) + 2)
+
+
 def typed_rows(spark: SparkSession, kind: str | None, *values: str) -> list[Any]:
     typing = JsonTyping(kind, evolve=kind is None)
     return typing.apply(json_records(spark, *values), StructType()).orderBy("offset").collect()
