@@ -26,7 +26,8 @@ from pipeline.progress import Progress, Stop
 from pipeline.ticker import Ticker
 
 CODECS = ("lz4", "snappy", "zstd", "gzip")
-SAMPLED = 4_000
+SAMPLED, SAMPLED_BYTES = 4_000, 16_384
+"""Number of values, and bytes of each at most, that the driver compresses. It holds them all in memory."""
 BATCH = 200
 """Number of records that are compressed together, as in a batch of a producer with a short linger."""
 
@@ -122,9 +123,8 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 
 def compression(records: DataFrame) -> dict[str, dict[str, float]]:
     """Return the ratio and the MB/s of each codec on a sample of batches of neighbouring records."""
-    values = [
-        bytes(row.value) for row in records.where(F.col("value").isNotNull()).select("value").limit(SAMPLED).collect()
-    ]
+    sample = records.where(F.col("value").isNotNull()).select(F.substring("value", 1, SAMPLED_BYTES).alias("value"))
+    values = [bytes(row.value) for row in sample.limit(SAMPLED).collect()]
     batches = [b"".join(values[start : start + BATCH]) for start in range(0, len(values), BATCH)]
     plain = sum(map(len, batches))
     told: dict[str, dict[str, float]] = {}

@@ -14,7 +14,7 @@ SPANS_MS = (
     10_000 * _DAY,
 )  # fmt: skip
 MOST_SPANS = 100
-YEAR_10000_MS = 253_402_300_800_000
+YEAR_9500_MS = 237_623_846_400_000
 
 
 def measured(records: DataFrame) -> DataFrame:
@@ -64,9 +64,10 @@ def over_time(records: DataFrame) -> DataFrame:
     """Return a row per topic and span of time with records: its begin, its length, records and bytes.
 
     All spans of a topic have the same length: the shortest of `SPANS_MS` that gives at most `MOST_SPANS` spans. Records
-    without a time are left out, and so are records after the year 9999, which Python's calendar does not know.
+    without a time are left out. So are records after the year 9499, because a chart also shows some time after its last
+    record, and Python's calendar ends with the year 9999.
     """
-    timed = records.where((F.col("at_ms") >= 0) & (F.col("at_ms") < YEAR_10000_MS))
+    timed = records.where((F.col("at_ms") >= 0) & (F.col("at_ms") < YEAR_9500_MS))
     whole = timed.groupBy("topic").agg((F.max("at_ms") - F.min("at_ms")).alias("_reach"))
     span = F.lit(SPANS_MS[-1])
     for each in reversed(SPANS_MS[:-1]):

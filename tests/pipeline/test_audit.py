@@ -5,6 +5,7 @@ numbers.
 from __future__ import annotations
 
 import random
+import tracemalloc
 import zlib
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from pyspark.sql import functions as F
 
 from pipeline.audit import transforms
 from pipeline.audit.advice import advice
-from pipeline.audit.job import audit, of_topics
+from pipeline.audit.job import audit, compression, of_topics
 from pipeline.audit.report import write_audit
 from pipeline.errors import PipelineError
 from pipeline.partitioners import guessed, murmur2, murmur2_of
@@ -66,16 +67,17 @@ def test_over_time(records: DataFrame) -> None:
     assert {row.without_key for row in rows} == {0}
 
 
+# A producer that writes microseconds into timestamps creates records of the year 55,840. Others write 9999-12-31.
+@pytest.mark.parametrize("far_ms", [START * 1_000, 253_402_300_799_000])
 def test_a_time_beyond_the_calendar_is_no_span_and_does_not_widen_the_others(
-    spark: SparkSession, records: DataFrame, tmp_path: Path
+    spark: SparkSession, records: DataFrame, tmp_path: Path, far_ms: int
 ) -> None:
-    # A producer that writes microseconds into timestamps creates records of the year 55,840.
     far = spark.createDataFrame([_record(0, 4, 7_000, b"a", b"x")], RECORD)
-    far = far.withColumn("timestamp", F.timestamp_millis(F.lit(START * 1_000)))
+    far = far.withColumn("timestamp", F.timestamp_millis(F.lit(far_ms)))
     found = audit(spark, records.unionByName(far), Progress("audit"), Stop())
+    write_audit(tmp_path, found)
     assert [(row["span_ms"], row["records"]) for row in found["t"]["over_time"]] == [(10_000, 4), (10_000, 1)]
     assert found["t"]["keys"]["records"] == 7
-    write_audit(tmp_path, found)
 
 
 def test_header_keys_are_measured_in_bytes(spark: SparkSession) -> None:
@@ -178,6 +180,18 @@ def test_a_mistyped_topic_beside_an_existing_one_is_named(spark: SparkSession, r
         of_topics(records, ["t", "tt"])
     with pytest.raises(PipelineError, match=r"no records of any topic[.]"):
         of_topics(records.where("false"), [])
+
+
+def test_the_sample_of_large_values_is_small(spark: SparkSession) -> None:
+    frame = spark.range(16).select(F.repeat(F.lit("x"), 4_000_000).cast("binary").alias("value"))
+    tracemalloc.start()
+    try:
+        told = compression(frame)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert all(figures["ratio"] > 10 for figures in told.values())
+    assert peak < 16 * 1024 * 1024
 
 
 def test_the_whole(spark: SparkSession, records: DataFrame, tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
