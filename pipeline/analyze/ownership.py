@@ -165,45 +165,25 @@ def presence(journal: Journal) -> DataFrame:
         .groupBy("group_id", "rebalance")
         .agg(F.min("seq").alias("created_seq"))
     )
-    comings = (
-        events.where(came)
-        .select("group_id", "member_id", "seq")
-        .unionByName(journal.member.select("group_id", "member_id", "seq"))
-        .groupBy("group_id", "member_id")
-        .agg(F.min("seq").alias("came_seq"))
+    signs = events.where(came | gone).select(
+        "group_id", "member_id", "seq", F.when(came, "came").otherwise("gone").alias("mark")
     )
-    goings = events.where(gone).groupBy("group_id", "member_id").agg(F.max("seq").alias("gone_seq"))
-    stays = comings.join(goings, ["group_id", "member_id"], "left").withColumn(
-        "gone_seq", F.coalesce("gone_seq", F.lit(2**63 - 1))
+    signs = signs.unionByName(journal.member.select("group_id", "member_id", "seq", F.lit("came").alias("mark")))
+    mine = Window.partitionBy("group_id", "member_id").orderBy("seq")
+    # A member may return under its id, so it may have several stays.
+    turns = (
+        signs.withColumn("earlier", F.coalesce(F.lag("mark").over(mine), F.lit("gone")))
+        .where("mark <> earlier")
+        .withColumn("stay", F.sum(F.when(F.col("mark") == "came", 1).otherwise(0)).over(mine))
+        .drop("earlier")
     )
     # A stay, counted in rebalances, is a range of numbers that can be exploded. So no join by inequality is needed.
     ordered = Window.partitionBy("group_id").orderBy("seq")
     marks = (
         generations.select(
-            "group_id",
-            F.col("created_seq").alias("seq"),
-            F.col("rebalance"),
-            F.lit(None).cast("string").alias("member_id"),
-            F.lit("generation").alias("mark"),
+            "group_id", F.col("created_seq").alias("seq"), "rebalance", F.lit("generation").alias("mark")
         )
-        .unionByName(
-            stays.select(
-                "group_id",
-                F.col("came_seq").alias("seq"),
-                F.lit(None).cast("int").alias("rebalance"),
-                "member_id",
-                F.lit("came").alias("mark"),
-            )
-        )
-        .unionByName(
-            stays.where(F.col("gone_seq") < 2**63 - 1).select(
-                "group_id",
-                F.col("gone_seq").alias("seq"),
-                F.lit(None).cast("int").alias("rebalance"),
-                "member_id",
-                F.lit("gone").alias("mark"),
-            )
-        )
+        .unionByName(turns, allowMissingColumns=True)
         .withColumn(
             "last_made",
             F.coalesce(
@@ -215,7 +195,7 @@ def presence(journal: Journal) -> DataFrame:
     ranges = (
         marks.withColumn("last_rebalance", last)
         .where(F.col("mark") != "generation")
-        .groupBy("group_id", "member_id")
+        .groupBy("group_id", "member_id", "stay")
         .agg(
             F.min(F.when(F.col("mark") == "came", F.col("last_made"))).alias("after"),
             F.max(F.when(F.col("mark") == "gone", F.col("last_made"))).alias("until"),

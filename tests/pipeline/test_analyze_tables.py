@@ -16,6 +16,7 @@ from pipeline.analyze.handoffs import delivered
 from pipeline.analyze.job import RULES_BROKEN, _tell, write_tables
 from pipeline.analyze.journal import DELIVERY, TABLES
 from pipeline.analyze.offsets import lag
+from pipeline.analyze.ownership import presence
 from pipeline.analyze.rebalances import storms
 from pipeline.analyze.tables import Thresholds, analyze
 from pipeline.progress import Progress, Stop
@@ -126,6 +127,30 @@ def test_what_was_delivered_twice_or_never(spark: SparkSession) -> None:
         ("b", 5, 0, 10),
         ("a", 1, 5, 6),
     ]
+
+
+def test_member_that_returns_under_its_id_is_present_again(spark: SparkSession) -> None:
+    kinds = {
+        1: ("rebalance_started", "a"), 2: ("member_joined", "a"), 3: ("member_joined", "b"),
+        4: ("generation_created", None),
+        7: ("rebalance_started", "b"), 8: ("member_expired", "b"), 9: ("generation_created", None),
+        11: ("rebalance_started", "b"), 12: ("member_joined", "b"), 13: ("generation_created", None),
+        16: ("rebalance_started", "a"), 17: ("member_left", "a"), 18: ("generation_created", None),
+    }  # fmt: skip
+    # Each generation names its members again.
+    named = {5: "a", 6: "b", 10: "a", 14: "a", 15: "b", 19: "b"}
+    common: Row = {"node_id": 1, "group_id": "g", "group_type": "consumer", "generation_id": 1}
+    tables: dict[str, list[Row]] = {
+        "journal_event": [
+            {**common, "seq": seq, "at_ms": seq, "kind": kind, "member_id": member}
+            for seq, (kind, member) in kinds.items()
+        ],
+        "journal_member": [{**common, "seq": seq, "at_ms": seq, "member_id": member} for seq, member in named.items()],
+    }
+    found = presence(journal_of(spark, tables)).collect()
+    assert sorted((row.rebalance, row.owner) for row in found) == [
+        (1, "a"), (1, "b"), (2, "a"), (3, "a"), (3, "b"), (4, "b"),
+    ]  # fmt: skip
 
 
 class _Page(HTMLParser):
