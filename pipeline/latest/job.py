@@ -38,8 +38,8 @@ from pipeline.ticker import Ticker
 ENVELOPES = {"none": plain, "debezium": debezium}
 # Within a partition the offset decides. If a key has moved to another partition, the time decides.
 NEWER = (
-    "CASE WHEN old.partition = new.partition THEN new.offset > old.offset "
-    "ELSE (new.timestamp, new.offset) > (old.timestamp, old.offset) END"
+    "exists(new._ends, each -> each.partition = old.partition AND each.offset > old.offset) "
+    "OR old.partition <> new.partition AND (new.timestamp, new.offset) > (old.timestamp, old.offset)"
 )
 APPLICATION = "sluice-table"
 _BY_KEY = "old.topic = new.topic AND old.key = new.key"
@@ -146,7 +146,13 @@ def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop
         raise PipelineError(f"The archive does not hold the topic {unknown[0]}.", "Check --topics.")
     asked = Merged(archive, arguments.envelope, topics if arguments.topics else (), history=arguments.history)
     _create(spark, out, arguments)
-    done = last_merged(spark, out) or asked
+    done = last_merged(spark, out)
+    if done is None and not table.read(spark, out).isEmpty():
+        raise PipelineError(
+            f"{out} holds rows, but its log holds no progress of this job. Delta keeps a log for 30 days.",
+            "Name another --out.",
+        )
+    done = done or asked
     if replace(done, batch=0, run="", next={}, topic_ids={}) != asked:
         raise PipelineError(
             f"{out} was made with another --archive, --envelope, --topics or --history.",

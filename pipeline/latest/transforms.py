@@ -53,12 +53,15 @@ def _changes(records: DataFrame, deleted: Column, value: Column) -> DataFrame:
 
 
 def newest(changes: DataFrame) -> DataFrame:
-    """Return the last change of each key. A key that has moved to another partition is ordered by time."""
+    """Return the last change of each key. A key that has moved to another partition is ordered by time. `_ends` has the
+    last change of each partition, because it replaces the key's row of that partition even if a clock went backwards.
+    """
     last = Window.partitionBy("topic", "key").orderBy(F.col("timestamp").desc(), F.col("offset").desc())
     within = Window.partitionBy("topic", "key", "partition").orderBy(F.col("offset").desc())
     return (
         changes.withColumn("_place", F.row_number().over(within))
         .where("_place = 1")
+        .withColumn("_ends", F.collect_list(F.struct("partition", "offset")).over(Window.partitionBy("topic", "key")))
         .withColumn("_place", F.row_number().over(last))
         .where("_place = 1")
         .drop("_place")

@@ -237,6 +237,33 @@ def test_a_table_does_not_mix_the_records_of_two_topics_of_one_name(spark: Spark
     assert held(spark, f"{out}_latest") == {b"0": b"a", b"1": b"b"}
 
 
+def test_a_table_whose_log_has_lost_its_progress_is_refused(spark: SparkSession, out: str) -> None:
+    """Delta keeps its log for 30 days."""
+    latest, at = f"{out}_latest", datetime(2026, 1, 31, 12, tzinfo=UTC)
+    table.create(spark, latest, NEWEST)
+    rows = [("t", b"k", b"v", 0, 7, at)]
+    spark.createDataFrame(rows, NEWEST).write.format("delta").mode("append").save(latest)
+    table.create(spark, out, RECORD)
+    records = [("t", 0, 8, at, "create_time", b"k", b"w", None, at.date())]
+    progress = Progress(1, "run", {"t": "id"}, {("t", 0): 8}, {("t", 0): 9})
+    table.append(spark.createDataFrame(records, RECORD), out, archive_job.APPLICATION, 1, progress.to_json())
+    with pytest.raises(PipelineError, match="its log holds no progress of this job"):
+        jobs.latest(spark, out, latest)
+    assert held(spark, latest) == {b"k": b"v"}
+
+
+def test_a_row_that_its_partition_has_replaced_does_not_stay_for_its_later_clock(spark: SparkSession, out: str) -> None:
+    table.create(spark, out, NEWEST)
+    batches = [[(1, 3, 20)], [(0, 5, 10), (1, 4, 5)], [(1, 5, 1)]]
+    for number, batch in enumerate(batches, 1):
+        rows = [
+            ("t", b"k", False, b"%d/%d" % (partition, offset), partition, offset, AT.replace(second=second))
+            for partition, offset, second in batch
+        ]
+        latest_job.merge_batch(spark.createDataFrame(rows, CHANGE), out, latest_job.Merged("x", "none", (), number))
+        assert held(spark, out) == {b"k": b"1/3" if number == 1 else b"0/5"}
+
+
 def test_a_delta_table_keeps_keys_of_any_bytes_whatever_partitions_it(spark: SparkSession, out: str) -> None:
     with pytest.raises(PipelineError, match=r"cannot be partitioned by the column key.*bucket\(16,key\)"):
         table.create(spark, out, NEWEST, partitions("topic,key", NEWEST))
