@@ -17,7 +17,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,8 @@ MAX_ASKED_AGAIN = 10
 """If more tests than this fail, the run does not repeat them, because so many failures are no accident."""
 MAX_FLAKY = 5
 """Number of flaky tests without a listed reason that one run may have."""
+TESTS_FAILED = 1
+CUT_OFF = 2
 NOTHING_COLLECTED = 5
 
 
@@ -69,6 +71,22 @@ def judge(first: Sequence[str], second: Sequence[str], reasons: Mapping[str, str
     )
 
 
+def counted(code: int, before: Collection[str], after: Collection[str]) -> int:
+    """Return the exit code of a run of pytest, given the recorded failures before and after it. If the run reports
+    failures and has recorded none, return CUT_OFF: the watchdog (`tests/watchdog.py`) has ended it, and not all of its
+    tests have run.
+    """
+    return CUT_OFF if code == TESTS_FAILED and set(after) <= set(before) else code
+
+
+def worst(codes: Sequence[int]) -> int:
+    """Return the exit code of several runs of pytest. A run that a signal ended has a negative code, and not all of its
+    tests have run.
+    """
+    severity = {NOTHING_COLLECTED: 0, 0: 1, TESTS_FAILED: 2}
+    return max(codes, key=lambda code: severity.get(code, 3))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.run", allow_abbrev=False)
     parser.add_argument("--long-tests", action="store_true", help="the long tests, which do not run otherwise")
@@ -95,13 +113,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.workers:
         workers = ["-n", str(options.workers), "--dist", "worksteal", "--max-worker-restart", "3"]
         codes = [
-            _pytest(*workers, *collected, "-m", f"{kind} and not alone", *common),
-            _pytest("--marked", "alone", "-m", f"{kind} and alone", *common),
+            _counted(options.cache, *workers, *collected, "-m", f"{kind} and not alone", *common),
+            _counted(options.cache, "--marked", "alone", "-m", f"{kind} and alone", *common),
         ]
     else:
-        codes = [_pytest(*([*collected, "-m", kind] if options.long_tests else []), *common)]
-    ended = max((code for code in codes if code != NOTHING_COLLECTED), default=NOTHING_COLLECTED)
-    return _ask_again(options.cache) if ended == 1 and options.ask_again else ended
+        codes = [_counted(options.cache, *([*collected, "-m", kind] if options.long_tests else []), *common)]
+    ended = worst(codes)
+    return _ask_again(options.cache) if ended == TESTS_FAILED and options.ask_again else ended
 
 
 def _ask_again(cache: str) -> int:
@@ -123,6 +141,11 @@ def _last_failed(cache: str) -> Path:
 def _failed(cache: str) -> list[str]:
     path = _last_failed(cache)
     return list(json.loads(path.read_text())) if path.exists() else []
+
+
+def _counted(cache: str, *arguments: str) -> int:
+    before = _failed(cache)
+    return counted(_pytest(*arguments), before, _failed(cache))
 
 
 def _pytest(*arguments: str) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.rotation import PARTS, next_turn, part_of, part_whose_turn_it_is, rotated
-from tests.run import FLAKY, MAX_FLAKY, ROOT, judge
+from tests.run import FLAKY, MAX_FLAKY, ROOT, counted, judge, worst
 
 KNOWN = {"a": "a reason"}
 
@@ -38,6 +38,30 @@ def test_more_flaky_tests_than_the_bound_fail_the_run() -> None:
     first = [f"test {number}" for number in range(MAX_FLAKY + 1)]
     assert not judge(first, [], KNOWN).passed
     assert judge(first[1:], [], KNOWN).passed
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [
+        ([0, 0], 0),
+        ([0, 5], 0),
+        ([5, 5], 5),
+        ([1, 0], 1),
+        ([1, 5], 1),
+        ([1, 2], 2),
+        ([-9, 0], -9),
+        ([0, -11], -11),
+        ([1, -9], -9),
+    ],
+)
+def test_run_of_which_a_signal_ended_a_part_fails(codes: list[int], code: int) -> None:
+    assert worst(codes) == code
+
+
+def test_run_that_reports_failures_and_records_none_was_cut_off() -> None:
+    assert counted(1, ["a"], ["a", "b"]) == 1
+    assert counted(1, ["a"], ["a"]) == counted(1, [], []) == 2
+    assert [counted(code, [], []) for code in (0, 5, -9)] == [0, 5, -9]
 
 
 def test_flaky_tests_are_listed_with_a_reason_and_exist(request: pytest.FixtureRequest) -> None:
