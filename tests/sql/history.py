@@ -399,6 +399,7 @@ class Summing:
         self._generation = -1
         self._member = ""
         self._rewind = False
+        self._failure: BaseException | None = None
         self._was_late = False
         """True once this consumer has tried to commit with an old generation."""
         self._consumer = Consumer(
@@ -413,7 +414,7 @@ class Summing:
                 "partition.assignment.strategy": "range",
             }
         )
-        self._thread = threading.Thread(target=self._run, name=f"summing-{seed}", daemon=True)
+        self._thread = threading.Thread(target=self._guarded, name=f"summing-{seed}", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -421,6 +422,15 @@ class Summing:
 
     def finish(self) -> None:
         self._thread.join(SETTLE_S)
+        if self._failure is not None or self._thread.is_alive():
+            self._findings.broke("every consumer works until it is stopped", repr(self._failure))
+
+    def _guarded(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:
+            self._failure = error
+            raise
 
     def _run(self) -> None:
         # librdkafka joins again only after it has called on_revoke. So when on_assign runs, Postgres shows the

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from confluent_kafka import Producer
 
+from tests.gateway_process import GatewayProcess
+from tests.postgres import LoopThread
 from tests.sql import history
-from tests.sql.history import Record, compare, sums_of
+from tests.sql.conftest import create_topic
+from tests.sql.history import Findings, Record, Summing, compare, sums_of
 
 FIRST: Record = ("t", "k", "a", 1)
 SECOND: Record = ("t", "k", "b", 2)
@@ -41,3 +45,20 @@ def test_a_short_attack_breaks_no_promise() -> None:
 @pytest.mark.timeout(900)
 def test_a_longer_attack_breaks_no_promise() -> None:
     assert history.run(2, 180).violations == {}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_consumer_that_ends_by_an_error_is_reported(gateway: GatewayProcess) -> None:
+    assert gateway.database_url is not None
+    for topic, partitions in history.TOPICS.items():
+        create_topic(gateway, topic, partitions)
+    producer = Producer({"bootstrap.servers": gateway.bootstrap})
+    producer.produce("door-0", b"no JSON", b"key")
+    assert producer.flush(30) == 0
+    findings, loop = Findings(), LoopThread()
+    try:
+        consumer = Summing(gateway.bootstrap, gateway.database_url, loop, findings, seed=1)
+        consumer.finish()
+    finally:
+        loop.close()
+    assert list(findings.violations) == ["every consumer works until it is stopped"]
