@@ -80,8 +80,8 @@ class ReplicatedPostgres:
     def fail_over(self) -> str:
         """Freeze the primary, promote the standby, and return its URL. `retire` ends the previous primary."""
         self._former, self._frozen = self.primary, suspend(self.primary)
+        self._loop.run(_promoted(self.standby.url))
         self.primary = self.standby
-        self._loop.run(_promoted(self.primary.url))
         return self.primary.url
 
     def retire(self) -> None:

@@ -21,6 +21,7 @@ import aiokafka
 from aiokafka.errors import KafkaError
 
 from tests.aiokafka_stop import stop_aiokafka
+from tests.trust.history import number_in
 from tests.trust.patience import CALL_S
 from tests.trust.workloads import ABORTED, STUCK_S, Workload
 
@@ -95,7 +96,7 @@ class AssignedTransfers(Workload):
         """
         await producer.begin_transaction()
         sent = [
-            await producer.send(self.target, record.value, partition=int(record.value) % self._target_partitions)
+            await producer.send(self.target, record.value, partition=number_in(record.value) % self._target_partitions)
             for record in records
         ]
         await asyncio.gather(*sent)

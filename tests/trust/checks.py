@@ -33,6 +33,10 @@ STALE_S = 30.0
 """How long a member of a share group may hold a fetched record before it hands it out. Its acquisition lock lasts no
 longer.
 """
+REMOVED_S = 30.0
+"""How far apart the removal of a member and an overlap may be noted. A member may learn of its assignment late, and a
+node may write the removal to the journal late.
+"""
 
 
 class Place(NamedTuple):
@@ -95,27 +99,38 @@ def nothing_is_there_twice(topics: Collection[str], log: Log) -> list[str]:
 
 
 def nothing_was_invented(produced: Iterable[Produced], log: Log) -> list[str]:
-    """Check that a producer sent every record in the log, and did not receive an error for it."""
+    """Check that a producer sent every record in the log with its key, and did not receive an error for it."""
     sent = {
-        (record.topic, record.partition, record.value) for record in produced if record.outcome is not Outcome.FAILED
+        (record.topic, record.partition, record.key, record.value)
+        for record in produced
+        if record.outcome is not Outcome.FAILED
     }
     return _some(
-        f"{place.topic}-{place.partition} offset {place.offset} holds value {entry.value}, which no producer sent there"
+        f"{place.topic}-{place.partition} offset {place.offset} holds value {entry.value} with key {entry.key}, "
+        "which no producer sent there"
         for place, entry in log.items()
-        if (place.topic, place.partition, entry.value) not in sent
+        if (place.topic, place.partition, entry.key, entry.value) not in sent
     )
 
 
 def offsets_are_dense(ends: Mapping[Part, int], topics: Collection[str], log: Log) -> list[str]:
-    """Check that a partition without transactions and without compaction has a record at every offset below its end."""
-    offsets: dict[Part, set[int]] = defaultdict(set)
+    """Check that a partition without transactions and without compaction has a record at every offset below its end,
+    and none behind it.
+    """
+    offsets: dict[Part, set[int]] = {part: set() for part in ends}
     for place in log:
-        offsets[Part(place.topic, place.partition)].add(place.offset)
+        offsets.setdefault(Part(place.topic, place.partition), set()).add(place.offset)
     found: list[str] = []
-    for part, end in sorted(ends.items()):
-        missing = sorted(set(range(end)) - offsets[part]) if part.topic in topics else []
-        if missing:
-            found.append(f"{part.topic}-{part.partition} ends at {end}, but {_ranges(missing)} cannot be read")
+    for part, read in sorted(offsets.items()):
+        if part.topic not in topics:
+            continue
+        end = ends.get(part, 0)
+        below = set(range(end))
+        for wrong, said in ((below - read, "cannot"), (read - below, "can")):
+            if wrong:
+                found.append(
+                    f"{part.topic}-{part.partition} ends at {end}, but {_ranges(sorted(wrong))} {said} be read"
+                )
     return _some(found)
 
 
@@ -196,28 +211,41 @@ def members_read_forward(changes: Iterable[OwnerChanged], consumed: Iterable[Con
 
 
 def owners_never_overlap(
-    changes: Iterable[OwnerChanged], groups: Collection[str], removed: Collection[tuple[str, str]]
+    changes: Iterable[OwnerChanged],
+    groups: Collection[str],
+    removed: Mapping[tuple[str, str], Sequence[float] | None],
 ) -> list[str]:
     """Check that no other member owns a partition between a member's assignment and its revocation.
 
-    `removed` names the members, each with its group, that the coordinator removed because they were silent. A removed
-    member learns of its removal late, so its intervals do not count.
+    `removed` has the members, each with its group, that the coordinator removed because they were silent, and the times
+    of their removals, or None if these are unknown. A removed member learns of its removal late, so an overlap that
+    follows a removal does not count.
     """
-    owners: dict[tuple[str, str, int], set[str]] = defaultdict(set)
+    owners: dict[tuple[str, str, int], dict[str, float]] = defaultdict(dict)
     found: list[str] = []
+
+    def was_removed(group: str, member: str, began_s: float, ended_s: float) -> bool:
+        times_s = removed.get((group, member), ())
+        return times_s is None or any(began_s - REMOVED_S <= at_s <= ended_s + REMOVED_S for at_s in times_s)
+
     for change in sorted(changes, key=lambda each: each.at_s):
-        if change.group not in groups or (change.group, change.member) in removed:
+        if change.group not in groups:
             continue
         held = owners[change.group, change.topic, change.partition]
         if change.change is not Change.ASSIGNED:
-            held.discard(change.member)
+            held.pop(change.member, None)
             continue
-        if held - {change.member}:
+        others = sorted(
+            member
+            for member, since_s in held.items()
+            if member != change.member and not was_removed(change.group, member, since_s, change.at_s)
+        )
+        if others and not was_removed(change.group, change.member, change.at_s, change.at_s):
             found.append(
                 f"group {change.group}: {change.member} was given {change.topic}-{change.partition} "
-                f"at {change.at_s:.3f} s while {', '.join(sorted(held - {change.member}))} owned it"
+                f"at {change.at_s:.3f} s while {', '.join(others)} owned it"
             )
-        held.add(change.member)
+        held[change.member] = change.at_s
     return _some(found)
 
 
@@ -312,14 +340,27 @@ def settled_records_stay_settled(deliveries: Iterable[Delivered], settled: Itera
     return _some(found)
 
 
-def deliveries_keep_their_limit(deliveries: Iterable[Delivered], limit: int) -> list[str]:
-    """Check that a share group delivers a record at most `limit` times by its own count."""
-    return _some(
+def deliveries_keep_their_limit(deliveries: Iterable[Delivered], settled: Iterable[Settled], limit: int) -> list[str]:
+    """Check that a share group delivers a record at most `limit` times by its own count, and that an acknowledgement
+    ends this count of the record. Otherwise the count would not limit anything.
+    """
+    beyond = [
         f"group {each.group}: {each.topic}-{each.partition} offset {each.offset} was delivered for the "
         f"{each.count}th time to {each.member}"
         for each in deliveries
         if not 1 <= each.count <= limit
+    ]
+    ended = Counter(
+        (each.group, each.topic, each.partition, each.offset, each.count)
+        for each in settled
+        if each.outcome is Outcome.OK
     )
+    again = [
+        f"group {group}: delivery {count} of {topic}-{partition} offset {offset} was acknowledged {times} times"
+        for (group, topic, partition, offset, count), times in ended.items()
+        if times > 1
+    ]
+    return _some([*beyond, *again])
 
 
 def records_are_the_committed_rows(rows: Mapping[str, Sequence[int]], topic: str, log: Log) -> list[str]:
@@ -342,15 +383,16 @@ def records_are_the_committed_rows(rows: Mapping[str, Sequence[int]], topic: str
     return _some(found)
 
 
-def records_are_processed_once(processed: Iterable[Place], topic: str, log: Log) -> list[str]:
+def records_are_processed_once(processed: Iterable[tuple[Place, int]], topic: str, log: Log) -> list[str]:
     """Check that a consumer that commits its offsets in the SQL transaction of its results has one result for
-    each record."""
+    each record, with the record's value.
+    """
     counts = Counter(processed)
-    wanted = Counter(place for place in log if place.topic == topic)
+    wanted = Counter((place, entry.value) for place, entry in log.items() if place.topic == topic)
     return _some(
-        f"{place.topic}-{place.partition} offset {place.offset} has {counts[place]} results"
-        for place in sorted({*counts, *wanted})
-        if counts[place] != wanted[place]
+        f"{place.topic}-{place.partition} offset {place.offset}, value {value}, has {counts[place, value]} results"
+        for place, value in sorted({*counts, *wanted})
+        if counts[place, value] != wanted[place, value]
     )
 
 
@@ -405,6 +447,11 @@ def states_are_equal(before: Mapping[str, object], after: Mapping[str, object], 
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name)
     )
+
+
+def every_client_worked(done: Mapping[str, int]) -> list[str]:
+    """Check that no number of successful operations is zero. Otherwise the other checks would have judged nothing."""
+    return _some(f"{what}: none" for what, count in done.items() if not count)
 
 
 def _place(event: Produced | Consumed | Delivered) -> Place:

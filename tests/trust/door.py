@@ -23,6 +23,7 @@ from confluent_kafka import KafkaException, TopicPartition
 
 from tests.sql.history import CUT, connect
 from tests.trust.checks import Place
+from tests.trust.history import number_in
 from tests.trust.patience import CALL_S, FINISH_S, PATIENT, WorkloadError
 from tests.trust.workloads import Workload
 
@@ -167,8 +168,7 @@ class SqlDoor(Workload):
             partition, offset, value = message.partition(), message.offset(), message.value()
             assert partition is not None
             assert offset is not None
-            assert value is not None
-            results.append((partition, offset, int(value)))
+            results.append((partition, offset, number_in(value)))
         ends = {partition: offset + 1 for partition, offset, _ in sorted(results)}
         async with connection.transaction():
             await connection.executemany("insert into trust_result values ($1, $2, $3)", results)
@@ -197,10 +197,10 @@ class SqlDoor(Workload):
             found.setdefault(row["key"], []).append(row["value"])
         return found
 
-    def results(self) -> Sequence[Place]:
-        """Return partition and offset of the record of each result."""
-        rows = asyncio.run(self._fetched("select partition, position from trust_result"))
-        return [Place(self.topic, row["partition"], row["position"]) for row in rows]
+    def results(self) -> Sequence[tuple[Place, int]]:
+        """Return the place and the value of the record of each result."""
+        rows = asyncio.run(self._fetched("select partition, position, value from trust_result"))
+        return [(Place(self.topic, row["partition"], row["position"]), row["value"]) for row in rows]
 
     async def _fetched(self, query: str) -> Sequence[Any]:
         connection = await connect(self._url(), "trust")

@@ -21,6 +21,15 @@ from typing import TypeVar
 E = TypeVar("E")
 
 
+UNREADABLE = -1
+"""The number of a record that holds none. No producer sends it, so the checks report such a record."""
+
+
+def number_in(value: bytes | str | None) -> int:
+    """Return the number that a record's value holds, or UNREADABLE."""
+    return int(value) if value is not None and value.isdigit() else UNREADABLE
+
+
 class Outcome(StrEnum):
     OK = "ok"
     FAILED = "failed"

@@ -36,7 +36,7 @@ from kafka.structs import TopicPartition as KafkaPythonPartition
 from tests.aiokafka_stop import stop_aiokafka
 from tests.closing import close
 from tests.trust.foreign import ForeignProcess
-from tests.trust.history import Change, Consumed, History, OffsetCommitted, Outcome, OwnerChanged
+from tests.trust.history import Change, Consumed, History, OffsetCommitted, Outcome, OwnerChanged, number_in
 from tests.trust.patience import CALL_S, LEAVE_S, PATIENT, WorkloadError
 
 SIMPLE = "simple"
@@ -192,8 +192,7 @@ class LibrdkafkaMember:
         partition, offset, value = message.partition(), message.offset(), message.value()
         assert partition is not None
         assert offset is not None
-        assert value is not None
-        self._membership.took(partition, offset, int(value))
+        self._membership.took(partition, offset, number_in(value))
 
     def _commit(self, partitions: Collection[int] | None = None) -> None:
         wanted = self._membership.to_commit(partitions)
@@ -234,6 +233,7 @@ def _librdkafka_settings(life: Life) -> dict[str, Any]:
         "enable.auto.commit": False,
         "auto.offset.reset": "earliest",
         "isolation.level": life.isolation,
+        "check.crcs": True,
         **PATIENT,
     }
     if life.protocol == "consumer":
@@ -288,7 +288,7 @@ class KafkaPythonMember(AsyncConsumerRebalanceListener):
     def _take(self, seconds: float) -> None:
         for records in self._consumer.poll(int(seconds * 1_000)).values():
             for record in records:
-                self._membership.took(record.partition, record.offset, int(record.value))
+                self._membership.took(record.partition, record.offset, number_in(record.value))
 
     def _commit(self) -> None:
         wanted = self._membership.to_commit()
@@ -364,7 +364,7 @@ class AiokafkaMember(aiokafka.abc.ConsumerRebalanceListener):
                         # until its callback runs. Skip records of other partitions, because the member does not own
                         # these any more.
                         if record.partition in self._membership.owned:
-                            self._membership.took(record.partition, record.offset, int(record.value))
+                            self._membership.took(record.partition, record.offset, number_in(record.value))
                 if self._membership.uncommitted >= COMMIT_EVERY:
                     await self._commit()
             await self._commit()
@@ -422,7 +422,7 @@ class ForeignMember:
         name, _, partition, *values = event
         match name:
             case "took":
-                self._membership.took(int(partition), int(values[0]), int(values[1]), float(values[2]))
+                self._membership.took(int(partition), int(values[0]), number_in(values[1]), float(values[2]))
             case "committed":
                 offset, invoked_s, completed_s, outcome = values
                 self._membership.committed(

@@ -249,6 +249,43 @@ MUTANTS: Sequence[Mutant] = (
         kinds=(LIBRDKAFKA, JAVA),
     ),
     Mutant(
+        "a node believes a known end of the log for ever",
+        [
+            Edit(
+                "gateway/log/tail.py",
+                "known is not None and self.announced <= known.high_watermark and now_s",
+                "True or now_s",
+            )
+        ],
+        # Stock clients ask the leader, which appends itself.
+        ("every node returns the whole log",),
+        ("kill_a_node", "leave_one_node"),
+    ),
+    Mutant(
+        "a committed offset is sometimes not found",
+        [
+            Edit(
+                "storage/queries/offsets.sql",
+                "and c.partition_index = wanted.partition_index\n",
+                "and c.partition_index = wanted.partition_index and random() > 0.01\n",
+            )
+        ],
+        ("numbers never fall",),
+    ),
+    Mutant(
+        "a share group forgets how often it has delivered a record when its node ends",
+        [
+            Edit(
+                "gateway/share/partitions.py",
+                "Range(offset, offset + length - 1, RecordState(state), delivery_count)",
+                "Range(offset, offset + length - 1, RecordState(state), 0)",
+            )
+        ],
+        ("deliveries keep their limit",),
+        ("kill_a_node",),
+        kinds=(LIBRDKAFKA, JAVA),
+    ),
+    Mutant(
         "a released record is delivered without a limit",
         [
             Edit(

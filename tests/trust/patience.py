@@ -25,3 +25,7 @@ PATIENT: Mapping[str, Any] = {
 
 class WorkloadError(Exception):
     """A workload could not continue or finish, although all faults had ended."""
+
+
+class ClientError(Exception):
+    """The cluster or Postgres refused a request for good, which neither a fault nor a busy machine explains."""

@@ -9,11 +9,13 @@ whole from every partition, then all nodes describe the cluster, restart, and de
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,15 +24,18 @@ import confluent_kafka
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from protocol.errors import ProtocolError
 from tests.gateway_process import ROOT
 from tests.objects.s3_server import missing as no_server
 from tests.trust import checks
 from tests.trust.assigned import AssignedTransfers
 from tests.trust.checks import Entry, Part, Place
+from tests.trust.direct import read_node
 from tests.trust.door import SqlDoor
 from tests.trust.franz import FranzGo
 from tests.trust.franz import missing as franz_go_missing
 from tests.trust.history import (
+    Change,
     Consumed,
     Delivered,
     Faulted,
@@ -40,14 +45,16 @@ from tests.trust.history import (
     Outcome,
     OwnerChanged,
     Produced,
+    Quantity,
     Settled,
     Transferred,
+    number_in,
 )
 from tests.trust.java import Java
 from tests.trust.java import missing as java_missing
 from tests.trust.members import AIOKAFKA, ALL_KINDS, FRANZ_GO, JAVA, LIBRDKAFKA, SIMPLE
 from tests.trust.nemeses import NEMESES, missing
-from tests.trust.patience import CALL_S, PATIENT, WorkloadError
+from tests.trust.patience import CALL_S, PATIENT, ClientError, WorkloadError
 from tests.trust.share import DELIVERY_LIMIT, ShareGroup
 from tests.trust.workloads import (
     Clients,
@@ -60,11 +67,14 @@ from tests.trust.workloads import (
     asking,
     committed,
     create_topics,
+    insist,
 )
 from tests.trust.world import Store, World, world
 
 READ_S = 120.0
 NODES = 3
+OFTEN = 50
+"""Number of assigned partitions after which some member of a kind must have consumed a record."""
 
 PLAIN, IDEMPOTENT, KEYED, SOURCE, TARGET, DOOR = "plain", "idempotent", "keyed", "source", "target", "door"
 ASSIGNED = "assigned"
@@ -77,6 +87,9 @@ GROUPS = ("eager", "cooperative", "static", "consumer")
 
 EVERY_NODE_ANSWERS = "every node starts again and answers"
 EVERY_WORKLOAD_FINISHES = "every workload finishes"
+NO_CLIENT_FAILS = "no client meets an error that no fault explains"
+
+_Violations = dict[str, list[str]]
 
 
 @dataclass(frozen=True)
@@ -180,13 +193,13 @@ def run(
         work = _work(history, Clients(attacked.bootstrap, kinds, java, go), lambda: attacked.database_url, chance)
         for workload in work.all():
             workload.start()
-        violations: dict[str, list[str]] = {EVERY_NODE_ANSWERS: []}
+        violations: _Violations = {EVERY_NODE_ANSWERS: []}
         states: dict[str, str] = {}
         try:
             _attack(attacked, history, chance, names, time.monotonic() + seconds, say)
             attacked.heal()
             say("All faults have ended; workloads finish.")
-            violations[EVERY_WORKLOAD_FINISHES] = _finish(attacked, work, history, read_s, states)
+            violations |= _finish(attacked, work, history, read_s, states)
             say("Reading the log, and judging.")
             violations |= _judge(attacked, history, work, read_s)
         except (WorkloadError, AssertionError, confluent_kafka.KafkaException) as error:
@@ -314,14 +327,14 @@ def _attack(
         say(detail)
 
 
-def _finish(attacked: World, work: _Work, history: History, read_s: float, states: dict[str, str]) -> list[str]:
-    """Let every workload finish. Return a sentence for each that does not.
+def _finish(attacked: World, work: _Work, history: History, read_s: float, states: dict[str, str]) -> _Violations:
+    """Let every workload finish. Return a sentence for each that does not, or whose client met an error.
 
     Store the state of each group that did not receive every record in `states`, while its members still exist.
 
     This function does not report a group or a transfer that makes no progress: checks judge what is missing.
     """
-    failures: list[str] = []
+    found: _Violations = {EVERY_WORKLOAD_FINISHES: [], NO_CLIENT_FAILS: []}
 
     def finish(workloads: Sequence[Workload]) -> None:
         for workload in workloads:
@@ -330,32 +343,54 @@ def _finish(attacked: World, work: _Work, history: History, read_s: float, state
             try:
                 workload.finish()
             except WorkloadError as error:
-                failures.append(str(error))
+                found[EVERY_WORKLOAD_FINISHES].append(str(error))
+            except ClientError as error:
+                found[NO_CLIENT_FAILS].append(str(error))
+
+    def read(groups: Sequence[Group], produced: Sequence[Produced]) -> None:
+        topics = {group.group: group.topic for group in groups}
+        _until_read(history, Consumed, produced, topics, read_s)
+        for group in {group for group, _ in checks.unread(produced, history.of(Consumed), topics)}:
+            states[f"group-{group}"] = attacked.group_state(group)
 
     finish([*work.producers, work.churn, work.door])
     for group in work.groups:
         group.drain()
-    topics = {group.group: group.topic for group in work.groups}
-    _until_read(history, Consumed, topics, read_s)
-    for group in {group for group, _ in checks.unread(history.of(Produced), history.of(Consumed), topics)}:
-        states[f"group-{group}"] = attacked.group_state(group)
+    read(work.groups, history.of(Produced))
     if work.share is not None:
         work.share.drain()
-        _until_read(history, Delivered, {work.share.group: work.share.topic}, read_s)
+        _until_read(history, Delivered, history.of(Produced), {work.share.group: work.share.topic}, read_s)
         finish([work.share])
     all_transfers = [work.transfers, *([] if work.assigned is None else [work.assigned])]
     for transfers in all_transfers:
         _until_transferred(transfers, read_s)
     finish([work.observer])
-    finish([*all_transfers, *work.groups])
-    return failures
+    finish(all_transfers)
+    results = _results(read_log(attacked.bootstrap, {TARGET: TOPICS[TARGET]}, read_s)[0])
+    read(work.groups, results)
+    readers = {group.group: group.topic for group in work.groups if group.topic == TARGET}
+    found["groups read every result"] = checks.groups_read_everything(results, history.of(Consumed), readers)
+    finish(work.groups)
+    return found
+
+
+def _results(log: Mapping[Place, Entry]) -> list[Produced]:
+    """Return the records of TARGET as if they had been acknowledged: only their transactions were."""
+    return [
+        Produced(*("transfers", *place[:2], entry.key, entry.value, 0.0, 0.0, Outcome.OK), place.offset)
+        for place, entry in log.items()
+        if place.topic == TARGET
+    ]
 
 
 def _until_read(
-    history: History, kind: type[Consumed] | type[Delivered], groups: Mapping[str, str], read_s: float
+    history: History,
+    kind: type[Consumed] | type[Delivered],
+    produced: Sequence[Produced],
+    groups: Mapping[str, str],
+    read_s: float,
 ) -> None:
     """Wait until each group has received every acknowledged record, or until no group receives one for `read_s`."""
-    produced = history.of(Produced)
     left, since_s = -1, time.monotonic()
     while missing := len(checks.unread(produced, history.of(kind), groups)):
         if missing != left:
@@ -386,7 +421,7 @@ def _until_transferred(transfers: Transfers | AssignedTransfers, read_s: float) 
         consumer.close()
 
 
-def _judge(attacked: World, history: History, work: _Work, read_s: float) -> dict[str, list[str]]:
+def _judge(attacked: World, history: History, work: _Work, read_s: float) -> _Violations:
     produced, consumed = history.of(Produced), history.of(Consumed)
     changes, commits, observed = history.of(OwnerChanged), history.of(OffsetCommitted), history.of(Observed)
     log, unread = read_log(attacked.bootstrap, TOPICS, read_s)
@@ -410,7 +445,7 @@ def _judge(attacked: World, history: History, work: _Work, read_s: float) -> dic
         ),
         "offsets are dense": checks.offsets_are_dense(ends, [PLAIN, IDEMPOTENT, SOURCE, DOOR], log),
         "producers keep their order": checks.producers_keep_their_order(
-            (record for record in produced if record.topic != PLAIN), kept
+            (record for record in produced if record.topic != PLAIN), log
         ),
         "groups read everything": checks.groups_read_everything(produced, consumed, groups),
         "groups read what the log holds": checks.groups_read_what_the_log_holds(consumed, log),
@@ -426,6 +461,7 @@ def _judge(attacked: World, history: History, work: _Work, read_s: float) -> dic
         "records of SQL are the committed rows": checks.records_are_the_committed_rows(work.door.rows(), DOOR, log),
         "SQL consumers process once": checks.records_are_processed_once(work.door.results(), DOOR, log),
         "topics that are created again keep their records": work.churn.violations,
+        "every node returns the whole log": _read_each_node(attacked, kept, ends, read_s),
         "every node gives the same answer": [
             sentence
             for node, other in zip(attacked.nodes[1:], described[1:], strict=True)
@@ -437,17 +473,75 @@ def _judge(attacked: World, history: History, work: _Work, read_s: float) -> dic
     after = describe(attacked.bootstrap, groups)
     found["a restart changes nothing"] = checks.states_are_equal(described[0], after, "restart of all nodes")
     read_again, _ = read_log(attacked.bootstrap, TOPICS, read_s)
+    found["every node returns the whole log"] += _read_each_node(attacked, kept, ends, read_s)
+    found["compaction keeps the last"] += checks.compaction_keeps_the_last(produced, [KEYED], read_again)
     log_after = {str(place): entry for place, entry in read_again.items() if place.topic != KEYED}
     found["a restart keeps the log"] = checks.states_are_equal(
         {str(place): entry for place, entry in kept.items()}, log_after, "log after the restart"
     )
     if work.share is not None:
-        work.share.look_again()
-        found |= _judge_share(history, work.share, log)
+        work.share.look_again(TOPICS[SOURCE])
+        found |= _judge_share(history, work.share, read_log(attacked.bootstrap, {SOURCE: TOPICS[SOURCE]}, read_s)[0])
+    found["every client worked"] = checks.every_client_worked(_done(history, work))
     return found
 
 
-def _judge_share(history: History, share: ShareGroup, log: Mapping[Place, Entry]) -> dict[str, list[str]]:
+def _read_each_node(attacked: World, log: Mapping[Place, Entry], ends: Mapping[Part, int], read_s: float) -> list[str]:
+    """Compare `log`, which leaders served, with the log of each node. The log has no KEYED records, because compaction
+    may remove records in the meantime.
+    """
+    found: list[str] = []
+    for node in attacked.nodes:
+        try:
+            read, unread = asyncio.run(read_node(node.process.bootstrap, ends, read_s))
+        except (OSError, ProtocolError) as error:
+            found.append(f"{node.name} gives no answer that can be read: {error!r}")
+            continue
+        found += [f"{node.name}: {sentence}" for sentence in unread]
+        of_node = {str(place): entry for place, entry in read.items() if place.topic != KEYED}
+        served = {str(place): entry for place, entry in log.items()}
+        found += checks.states_are_equal(served, of_node, f"log of leaders and of {node.name}")
+    return found
+
+
+def _done(history: History, work: _Work) -> dict[str, int]:
+    """Return how often each client succeeded at what the checks judge."""
+    produced = Counter(
+        record.client.rpartition(".")[0] for record in history.of(Produced) if record.outcome is Outcome.OK
+    )
+    consumed = Counter(delivery.group for delivery in history.of(Consumed))
+    commits = Counter(commit.group for commit in history.of(OffsetCommitted) if commit.outcome is Outcome.OK)
+    owned = Counter(change.group for change in history.of(OwnerChanged))
+    observed = Counter(seen.quantity for seen in history.of(Observed))
+    done = {
+        f"records acknowledged by {producer.name} ({producer.topic})": produced[producer.name]
+        for producer in work.producers
+    }
+    for group in work.groups:
+        done[f"records consumed by {group.group} ({group.topic})"] = consumed[group.group]
+        done[f"commits of {group.group} ({group.topic})"] = commits[group.group]
+        if group.protocol != SIMPLE:
+            done[f"partitions assigned in {group.group}"] = owned[group.group]
+    done |= {f"observations of a {quantity}": observed[quantity] for quantity in Quantity}
+    done["records transferred"] = sum(each.outcome is Outcome.OK for each in history.of(Transferred))
+    done["records transferred"] += sum(work.transfers.transferred.values())
+    gained = [change.member for change in history.of(OwnerChanged) if change.change is Change.ASSIGNED]
+    readers = {delivery.member for delivery in history.of(Consumed)}
+    for kind in ALL_KINDS:
+        if sum(member.endswith(f"-{kind}") for member in gained) >= OFTEN:
+            done[f"members of {kind} that consumed"] = sum(member.endswith(f"-{kind}") for member in readers)
+    done |= {"topics created and deleted": work.churn.rounds, "SQL transactions acknowledged": work.door.committed}
+    if work.assigned is not None:
+        done["records transferred by aiokafka"] = work.assigned.transferred
+    if work.share is not None:
+        done["deliveries of the share group"] = len(history.of(Delivered))
+        done["acknowledgements of the share group"] = sum(
+            1 for each in history.of(Settled) if each.outcome is Outcome.OK
+        )
+    return done
+
+
+def _judge_share(history: History, share: ShareGroup, log: Mapping[Place, Entry]) -> _Violations:
     """Judge the share group, including the records that a member received after the restart."""
     delivered = history.of(Delivered)
     return {
@@ -456,71 +550,90 @@ def _judge_share(history: History, share: ShareGroup, log: Mapping[Place, Entry]
         ),
         "share groups read what the log holds": checks.groups_read_what_the_log_holds(delivered, log),
         "settled records stay settled": checks.settled_records_stay_settled(delivered, history.of(Settled)),
-        "deliveries keep their limit": checks.deliveries_keep_their_limit(delivered, DELIVERY_LIMIT),
+        "deliveries keep their limit": checks.deliveries_keep_their_limit(
+            delivered, history.of(Settled), DELIVERY_LIMIT
+        ),
     }
 
 
 def read_log(bootstrap: str, topics: Mapping[str, int], read_s: float) -> tuple[dict[Place, Entry], list[str]]:
     """Read every record of `topics` with read_committed, from the first to the end at the time of the call.
 
-    Also return a sentence for each partition that was not read to its end: after `read_s` without a record the reader
-    gives up.
+    Also return a sentence for each partition that was not read to its end, which includes a last stable offset that
+    stays below the end: after `read_s` without a record the reader gives up.
     """
     log: dict[Place, Entry] = {}
+    ends = log_ends(bootstrap, topics)
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": bootstrap,
             "group.id": f"judge-{time.monotonic_ns()}",
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
+            "check.crcs": True,
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
             **PATIENT,
         }
     )
+    parts = [Part(topic, index) for topic, count in topics.items() for index in range(count)]
+    reached: dict[Part, int] = {}
+    """The offset at which the reader found the end of a partition: with read_committed the last stable offset."""
+
+    def unread() -> list[Part]:
+        return [part for part in parts if part not in ends or reached.get(part, -1) < ends[part]]
+
     try:
-        parts = [TopicPartition(topic, index, 0) for topic, count in topics.items() for index in range(count)]
-        consumer.assign(parts)
-        ended: set[tuple[str | None, int | None]] = set()
+        consumer.assign([TopicPartition(*part, 0) for part in parts])
         came_s = time.monotonic()
-        while len(ended) < len(parts) and time.monotonic() < came_s + read_s:
+        while unread() and time.monotonic() < came_s + read_s:
             for message in consumer.consume(5_000, 0.5):
-                topic, partition, offset, value = (
-                    message.topic(),
-                    message.partition(),
-                    message.offset(),
-                    message.value(),
-                )
+                topic, partition, offset = message.topic(), message.partition(), message.offset()
                 error = message.error()
-                if error is not None:
-                    if error.code() == confluent_kafka.KafkaError._PARTITION_EOF:  # noqa: SLF001
-                        ended.add((topic, partition))
+                if error is not None and error.code() != confluent_kafka.KafkaError._PARTITION_EOF:  # noqa: SLF001
                     continue
                 assert topic is not None
                 assert partition is not None
                 assert offset is not None
+                if error is not None:
+                    reached[Part(topic, partition)] = offset
+                    continue
                 came_s = time.monotonic()
                 key = message.key()
-                log[Place(topic, partition, offset)] = Entry(None if key is None else key.decode(), int(value or b"-1"))
+                entry = Entry(None if key is None else key.decode(errors="replace"), number_in(message.value()))
+                log[Place(topic, partition, offset)] = entry
     finally:
         consumer.close()
-    missing = [part for part in parts if (part.topic, part.partition) not in ended]
-    return log, [f"{part.topic}-{part.partition} cannot be read to its end" for part in missing]
+    return log, [
+        f"{part.topic}-{part.partition} cannot be read to its end: {reached.get(part, 'no offset')} of "
+        f"{ends.get(part, 'unknown')} was reached"
+        for part in unread()
+    ]
 
 
 def log_ends(bootstrap: str, topics: Mapping[str, int]) -> dict[Part, int]:
-    """Return where each partition's log ends, without partitions that no longer exist."""
+    """Return where each partition's log ends, without partitions that no longer exist. Raise WorkloadError if no node
+    answers within FINISH_S.
+    """
     admin = AdminClient({"bootstrap.servers": bootstrap, **PATIENT})
     parts = [TopicPartition(topic, index) for topic, count in topics.items() for index in range(count)]
     latest = OffsetSpec.latest()
     assert latest is not None
     ends: dict[Part, int] = {}
-    for part, answer in admin.list_offsets(dict.fromkeys(parts, latest), request_timeout=CALL_S).items():
-        try:
-            ends[Part(part.topic, part.partition)] = answer.result(CALL_S * 2).offset
-        except confluent_kafka.KafkaException as error:
-            if error.args[0].code() != confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise
+
+    def ask() -> None:
+        for part, answer in admin.list_offsets(dict.fromkeys(parts, latest), request_timeout=CALL_S).items():
+            try:
+                end = answer.result(CALL_S * 2).offset
+            except confluent_kafka.KafkaException as error:
+                if error.args[0].code() != confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
+                continue
+            if end < 0:  # librdkafka reports this for a partition if one of its requests got no answer
+                raise TimeoutError(f"no node tells the end of {part.topic}-{part.partition}")
+            ends[Part(part.topic, part.partition)] = end
+
+    insist(ask)
     return ends
 
 

@@ -13,11 +13,12 @@ import time
 import uuid
 from collections.abc import Sequence
 
+from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from tests.trust.history import Delivered, History, Outcome, Settled, Settlement
+from tests.trust.history import Delivered, History, Outcome, Produced, Settled, Settlement, number_in
 from tests.trust.java import Java
-from tests.trust.patience import CALL_S, LEAVE_S, PATIENT, WorkloadError
+from tests.trust.patience import CALL_S, FINISH_S, LEAVE_S, PATIENT, WorkloadError
 from tests.trust.workloads import Workload, insist
 
 DELIVERY_LIMIT = 5
@@ -32,7 +33,7 @@ class ShareGroup(Workload):
         self.group = f"share-{uuid.uuid4().hex[:6]}"
         super().__init__(self.group)
         self.topic = topic
-        self._history, self._java = history, java
+        self._history, self._java, self._bootstrap = history, java, bootstrap
         self._chance = random.Random(seed)
         self._draining = threading.Event()
         insist(lambda: _from_the_beginning(bootstrap, self.group))
@@ -55,17 +56,40 @@ class ShareGroup(Workload):
             )
             count += 1
 
-    def look_again(self) -> None:
-        """Let one more member read until it has received no record for QUIET_S, so that the history has these
-        deliveries.
+    def look_again(self, partitions: int) -> None:
+        """Append a record to each partition, and let one more member read until it has received these records, and none
+        for QUIET_S. The history then has its deliveries. If there were no new records, a group that has stopped would
+        look like one with nothing to deliver.
         """
+        sent = self._send_last(partitions)
         began_s = time.monotonic()
 
         def quiet() -> bool:
-            last_s = max((each.at_s for each in self._history.of(Delivered)), default=began_s)
-            return time.monotonic() > max(last_s, began_s) + QUIET_S
+            delivered = self._history.of(Delivered)
+            came = sent <= {each.value for each in delivered} or time.monotonic() > began_s + FINISH_S
+            last_s = max((each.at_s for each in delivered), default=began_s)
+            return came and time.monotonic() > max(last_s, began_s) + QUIET_S
 
         self._live("last", quiet)
+
+    def _send_last(self, partitions: int) -> set[int]:
+        """Append a record with a new value to each partition. Return the values."""
+        producer = Producer({"bootstrap.servers": self._bootstrap, "enable.idempotence": True, **PATIENT})
+        first = 1 + max((each.value for each in self._history.of(Produced)), default=0)
+        invoked_s = time.monotonic()
+
+        def heard(error: KafkaError | None, message: Message) -> None:
+            partition, offset, value = message.partition(), message.offset(), message.value()
+            assert partition is not None
+            outcome = Outcome.UNKNOWN if error is not None or offset is None else Outcome.OK
+            place = ("last", self.topic, partition, None, number_in(value), invoked_s, time.monotonic(), outcome)
+            self._history.add(Produced(*place, -1 if offset is None else offset))
+
+        for index in range(partitions):
+            producer.produce(self.topic, str(first + index), partition=index, on_delivery=heard)
+        if producer.flush(FINISH_S):
+            raise WorkloadError(f"{self.topic}: the last records were never answered")
+        return set(range(first, first + partitions))
 
     def _live(self, name: str, ended: object) -> None:
         assert callable(ended)
@@ -84,7 +108,7 @@ class ShareGroup(Workload):
         place = (self.group, member, self.topic, int(partition), int(offset))
         if kind == "delivered":
             value, count, at_s = values
-            self._history.add(Delivered(*place, int(value), int(count), float(at_s)))
+            self._history.add(Delivered(*place, number_in(value), int(count), float(at_s)))
             return
         count, settlement, invoked_s, completed_s, outcome = values
         self._history.add(

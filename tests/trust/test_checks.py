@@ -22,6 +22,7 @@ from tests.trust.history import (
     Settled,
     Settlement,
     Transferred,
+    number_in,
 )
 from tests.trust.world import removed_in
 
@@ -123,14 +124,14 @@ OVERLAPPING = [owner("a", Change.ASSIGNED, 1), owner("b", Change.ASSIGNED, 2), o
 
 
 def test_partition_with_two_owners_is_found() -> None:
-    assert checks.owners_never_overlap(HANDED_OVER, ["g"], []) == []
-    (sentence,) = checks.owners_never_overlap(OVERLAPPING, ["g"], [])
+    assert checks.owners_never_overlap(HANDED_OVER, ["g"], {}) == []
+    (sentence,) = checks.owners_never_overlap(OVERLAPPING, ["g"], {})
     assert sentence == "group g: b was given t-0 at 2.000 s while a owned it"
 
 
 def test_overlap_counts_in_named_groups_and_for_members_that_were_not_removed() -> None:
-    assert checks.owners_never_overlap(OVERLAPPING, ["other"], []) == []
-    assert checks.owners_never_overlap(OVERLAPPING, ["g"], [("g", "a")]) == []
+    assert checks.owners_never_overlap(OVERLAPPING, ["other"], {}) == []
+    assert checks.owners_never_overlap(OVERLAPPING, ["g"], {("g", "a"): None}) == []
 
 
 def test_offset_that_does_not_rise_within_one_ownership_is_found() -> None:
@@ -247,8 +248,8 @@ def test_two_members_that_settle_one_record_are_reported() -> None:
 
 
 def test_delivery_beyond_the_limit_is_reported() -> None:
-    assert checks.deliveries_keep_their_limit([delivered(5, 1.0)], 5) == []
-    assert checks.deliveries_keep_their_limit([delivered(6, 1.0)], 5) == [
+    assert checks.deliveries_keep_their_limit([delivered(5, 1.0)], [], 5) == []
+    assert checks.deliveries_keep_their_limit([delivered(6, 1.0)], [], 5) == [
         "group g: t-0 offset 5 was delivered for the 6th time to m"
     ]
 
@@ -265,11 +266,11 @@ def test_record_without_a_row_and_row_without_a_record_are_reported() -> None:
 
 def test_record_that_is_processed_twice_or_never_is_reported() -> None:
     log = log_of(1, 2)
-    first, second = log
+    first, second = [(place, entry.value) for place, entry in log.items()]
     assert checks.records_are_processed_once([first, second], "t", log) == []
     assert checks.records_are_processed_once([first, first], "t", log) == [
-        "t-0 offset 0 has 2 results",
-        "t-0 offset 1 has 0 results",
+        "t-0 offset 0, value 1, has 2 results",
+        "t-0 offset 1, value 2, has 0 results",
     ]
 
 
@@ -278,4 +279,66 @@ def test_members_that_a_killed_node_removed_are_found_in_its_log() -> None:
     left = "member m2.1-Java-f919c915-7596-44d0-bce9-e9d56e609587 left"
     whole = [json.dumps({"group_id": "g", "facts": facts}) for facts in ([silent, "rebalance: a member left"], [left])]
     log = "\n".join([*whole, '{"group_id": "g", "facts": ["member m3', "no JSON"])
-    assert removed_in(log) == {("g", "m1.40-librdkafka")}
+    assert removed_in(log) == {("g", "m1.40-librdkafka"): 1}
+
+
+def test_record_whose_key_another_record_was_sent_with_is_invented() -> None:
+    sent = [produced(1, 0, key="a"), produced(2, 1, key="b")]
+    assert checks.nothing_was_invented(sent, log_of(1, key="a")) == []
+    assert checks.nothing_was_invented(sent, log_of(2, key="a")) == [
+        "t-0 offset 0 holds value 2 with key a, which no producer sent there"
+    ]
+
+
+def test_record_behind_the_end_of_its_log_is_reported() -> None:
+    assert checks.offsets_are_dense({Part("t", 0): 1}, ["t"], log_of(1, 2, 3)) == [
+        "t-0 ends at 1, but 2 offsets (1 to 2) can be read"
+    ]
+    assert checks.offsets_are_dense({}, ["t"], log_of(1)) == ["t-0 ends at 0, but 1 offsets (0) can be read"]
+
+
+@pytest.mark.parametrize(("removed_s", "found"), [(1.5, 0), (2 + checks.REMOVED_S + 1, 1), (-1 - checks.REMOVED_S, 1)])
+def test_overlap_is_excused_by_a_removal_at_its_time_only(removed_s: float, found: int) -> None:
+    assert len(checks.owners_never_overlap(OVERLAPPING, ["g"], {("g", "a"): [removed_s]})) == found
+
+
+def test_member_that_learns_of_its_assignment_after_its_removal_is_excused() -> None:
+    late = [owner("b", Change.ASSIGNED, 90), owner("a", Change.ASSIGNED, 99)]
+    assert checks.owners_never_overlap(late, ["g"], {("g", "a"): [80.0]}) == []
+    assert len(checks.owners_never_overlap(late, ["g"], {("g", "a"): [50.0]})) == 1
+
+
+def test_delivery_count_that_begins_anew_is_reported() -> None:
+    released = [settled(Settlement.RELEASE, count, float(count)) for count in (1, 2, 3)]
+    assert checks.deliveries_keep_their_limit([], released, 5) == []
+    unsure = settled(Settlement.RELEASE, 3, 4.0, Outcome.UNKNOWN)
+    assert checks.deliveries_keep_their_limit([], [*released, unsure], 5) == []
+    assert checks.deliveries_keep_their_limit([], [*released, settled(Settlement.RELEASE, 1, 4.0)], 5) == [
+        "group g: delivery 1 of t-0 offset 5 was acknowledged 2 times"
+    ]
+
+
+def test_result_with_another_value_than_the_record_is_reported() -> None:
+    (place,) = log = log_of(7)
+    assert checks.records_are_processed_once([(place, 8)], "t", log) == [
+        "t-0 offset 0, value 7, has 0 results",
+        "t-0 offset 0, value 8, has 1 results",
+    ]
+
+
+def test_committed_offset_that_is_absent_has_fallen() -> None:
+    assert checks.numbers_never_fall([read(-1, 0), read(5, 1)], [], []) == []
+    assert checks.numbers_never_fall([read(-1, 1)], [commit("a", 5, 0)], []) == [
+        "committed offset of t-0 of group g was 5, and -1 at 1.000 s"
+    ]
+
+
+def test_client_that_never_succeeded_is_reported() -> None:
+    assert checks.every_client_worked({"records": 1, "commits": 0}) == ["commits: none"]
+
+
+@pytest.mark.parametrize(
+    ("value", "found"), [(b"12", 12), ("12", 12), (b"1\xff", -1), (b"-1", -1), (b"", -1), (None, -1)]
+)
+def test_record_without_a_number_is_unreadable_and_ends_no_client(value: bytes | str | None, found: int) -> None:
+    assert number_in(value) == found

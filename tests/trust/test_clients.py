@@ -129,8 +129,9 @@ def test_share_group_settles_each_record_within_its_limit(gateway: GatewayProces
         )
         share.stop()
         share.finish()
-        share.look_again()
+        share.look_again(PARTITIONS)
     deliveries, settlements = history.of(Delivered), history.of(Settled)
+    assert {each.partition for each in deliveries if each.member == "last"} == set(range(PARTITIONS))
     assert {each.settlement for each in settlements} == set(Settlement)
     assert max(each.count for each in deliveries) == DELIVERY_LIMIT
     assert checks.settled_records_stay_settled(deliveries, settlements) == []

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import asyncpg
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
@@ -27,7 +28,7 @@ from kafka.errors import KafkaError as KafkaPythonError
 from tests.closing import close
 from tests.trust.foreign import ForeignProcess
 from tests.trust.franz import FranzGo
-from tests.trust.history import History, Observed, Outcome, Produced, Quantity, Transferred
+from tests.trust.history import History, Observed, Outcome, Produced, Quantity, Transferred, number_in
 from tests.trust.java import Java
 from tests.trust.members import (
     FRANZ_GO,
@@ -43,7 +44,7 @@ from tests.trust.members import (
     Membership,
     draw,
 )
-from tests.trust.patience import CALL_S, FINISH_S, LEAVE_S, PATIENT, WorkloadError
+from tests.trust.patience import CALL_S, FINISH_S, LEAVE_S, PATIENT, ClientError, WorkloadError
 from tests.trust.senders import (
     FAILED,
     AiokafkaSender,
@@ -61,6 +62,8 @@ a new one.
 """
 LIFE_S = 30.0
 """How long one transactional client of another language may run."""
+NONE_COMMITTED = -1
+"""The observed number of a partition without a committed offset."""
 ABORTED = 0.03
 """Share of its transactions that a worker aborts after it has sent everything."""
 
@@ -79,7 +82,7 @@ class Workload:
             try:
                 run()
             except BaseException as error:
-                self._failure = error
+                self._failure = self._failure or error
                 raise
 
         self._threads.append(threading.Thread(target=guarded, name=name, daemon=True))
@@ -97,14 +100,19 @@ class Workload:
         return self._failure is not None
 
     def finish(self) -> None:
-        """Raise WorkloadError if a thread failed, or does not end within FINISH_S."""
+        """Raise ClientError if the cluster or Postgres refused a request for good. Raise WorkloadError if a thread
+        failed in another way, or does not end within FINISH_S.
+        """
         deadline_s = time.monotonic() + FINISH_S
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
-            if thread.is_alive():
-                raise WorkloadError(f"{self.name}: {thread.name} does not end")
+        if isinstance(self._failure, (KafkaException, asyncpg.PostgresError)):
+            raise ClientError(f"{self.name}: {self._failure!r}") from self._failure
         if self._failure is not None:
             raise WorkloadError(f"{self.name}: {self._failure!r}") from self._failure
+        for thread in self._threads:
+            if thread.is_alive():
+                raise WorkloadError(f"{self.name}: {thread.name} does not end")
 
 
 @dataclass(frozen=True)
@@ -406,8 +414,7 @@ class _Worker:
             partition, offset, value = message.partition(), message.offset(), message.value()
             assert partition is not None
             assert offset is not None
-            assert value is not None
-            places.append((partition, offset, int(value)))
+            places.append((partition, offset, number_in(value)))
         invoked_s = time.monotonic()
         outcome, detail = Outcome.UNKNOWN, ""
         try:
@@ -506,9 +513,13 @@ class Observer(Workload):
     def _committed(self, consumer: confluent_kafka.Consumer, group: str, topic: str) -> None:
         invoked_s = time.monotonic()
         found = committed(consumer, topic, self._topics[topic])
-        for partition, offset in (found or {}).items():
+        if found is None:
+            return
+        for partition in range(self._topics[topic]):
+            # An answer without an offset is a number, too: an offset that was committed before is lost.
+            value = found.get(partition, NONE_COMMITTED)
             self._history.add(
-                Observed(*(Quantity.COMMITTED, group, topic, partition, offset, invoked_s), time.monotonic())
+                Observed(*(Quantity.COMMITTED, group, topic, partition, value, invoked_s), time.monotonic())
             )
 
 
@@ -537,7 +548,7 @@ def committed(consumer: confluent_kafka.Consumer, topic: str, partitions: int) -
 
 
 class TopicChurn(Workload):
-    """Creates, writes, reads, grows and deletes topics over and over, always under the same few names.
+    """Creates, writes, reads and deletes topics over and over, always under the same few names.
 
     A topic that is created again must begin empty at offset 0. An acknowledged record must exist as long as its topic
     does. This workload judges by itself, because the final log does not hold its topics.
@@ -559,9 +570,12 @@ class TopicChurn(Workload):
             insist(lambda topic=topic, partitions=partitions: _create(admin, topic, partitions))
             sent, unsure = self._write(topic, partitions)
             read = self._read(topic, partitions)
-            found = {index: [value for value in values if value not in unsure] for index, values in read.items()}
+            found = {index: [value for _, value in each if value not in unsure] for index, each in read.items()}
             if found != sent:
                 self.violations.append(f"{topic}: wrote {sent} and read {found}")
+            begins = {index: each[0][0] for index, each in read.items() if each}
+            if any(begins.values()):
+                self.violations.append(f"{topic}: was created again, and its logs begin at {begins}")
             insist(lambda topic=topic: _delete(admin, topic))
             self.rounds += 1
 
@@ -611,7 +625,8 @@ class TopicChurn(Workload):
                 continue
         raise WorkloadError(f"{topic} does not get its {partitions} partitions within {FINISH_S:.0f} s")
 
-    def _read(self, topic: str, partitions: int) -> dict[int, list[bytes]]:
+    def _read(self, topic: str, partitions: int) -> dict[int, list[tuple[int, bytes]]]:
+        """Return the offset and the value of each record, by partition."""
         consumer = confluent_kafka.Consumer(
             {
                 "bootstrap.servers": self._bootstrap,
@@ -621,7 +636,7 @@ class TopicChurn(Workload):
                 **PATIENT,
             }
         )
-        found: dict[int, list[bytes]] = {index: [] for index in range(partitions)}
+        found: dict[int, list[tuple[int, bytes]]] = {index: [] for index in range(partitions)}
         try:
             consumer.assign([TopicPartition(topic, index, 0) for index in range(partitions)])
             ended: set[int] = set()
@@ -632,10 +647,10 @@ class TopicChurn(Workload):
                 message = consumer.poll(0.5)
                 if message is None:
                     continue
-                error, index, value = message.error(), message.partition(), message.value()
+                error, index, offset, value = message.error(), message.partition(), message.offset(), message.value()
                 assert index is not None
-                if error is None and value is not None:
-                    found[index].append(value)
+                if error is None and offset is not None and value is not None:
+                    found[index].append((offset, value))
                 elif error is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
                     ended.add(index)
         finally:

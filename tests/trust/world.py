@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -392,24 +393,31 @@ class World:
             if time.monotonic() > deadline_s:
                 raise AssertionError(f"sluice quotas {verb}: {done.stderr}")
 
-    def removed_members(self) -> set[tuple[str, str]]:
-        """Return group and client id of each member that the coordinator removed without a request, according to the
-        journal and the nodes' logs. A node that is killed loses the events that it has not written to the journal yet.
+    def removed_members(self) -> Mapping[tuple[str, str], Sequence[float] | None]:
+        """Return group and client id of each member that the coordinator removed without a request, with the times of
+        the removals according to the journal. The times are None if the nodes' logs name more removals: a node that is
+        killed loses the events that it has not written to the journal yet.
         """
-        logs = (node.process.log_text() for node in self.nodes)
-        return self._loop.run(self._removed_members()) | {found for log in logs for found in removed_in(log)}
+        found: dict[tuple[str, str], list[float] | None] = {}
+        for member, at_s in self._loop.run(self._removed_members()):
+            found[member] = [*(found.get(member) or ()), at_s]
+        logged = sum((removed_in(node.process.log_text()) for node in self.nodes), Counter[tuple[str, str]]())
+        return {**found, **{member: None for member, times in logged.items() if times > len(found.get(member) or ())}}
 
-    async def _removed_members(self) -> set[tuple[str, str]]:
+    async def _removed_members(self) -> list[tuple[tuple[str, str], float]]:
         connection = await asyncpg.connect(self.database_url)
         try:
+            # Postgres runs on this machine and by its clock. A member that was fenced is a static member whose next
+            # client has joined, so it owns nothing any more.
             rows = await connection.fetch(
-                "select distinct gone.group_id, joined.client_id"
+                "select distinct gone.seq, gone.group_id, joined.client_id, extract(epoch from gone.written_at) as at_s"
                 " from sluice.journal_event gone join sluice.journal_event joined using (group_id, member_id)"
-                " where gone.kind in ('member_expired', 'member_fenced') and joined.kind = 'member_joined'"
+                " where gone.kind = 'member_expired' and joined.kind = 'member_joined'"
             )
         finally:
             await connection.close()
-        return {(row["group_id"], row["client_id"]) for row in rows}
+        since_s = time.time() - time.monotonic()
+        return [((row["group_id"], row["client_id"]), float(row["at_s"]) - since_s) for row in rows]
 
     def group_state(self, group: str) -> str:
         """Return the rows of a group, its members and the last events of its journal, one JSON object per line."""
@@ -494,12 +502,12 @@ def world(
         loop.close()
 
 
-def removed_in(log: str) -> set[tuple[str, str]]:
-    """Return group and client id of each member that was removed without a request, according to a node's log. The id
+def removed_in(log: str) -> Counter[tuple[str, str]]:
+    """Count the removals of members without a request, by group and client id, according to a node's log. The id
     of a classic member begins with its client id. A KIP-848 member's id does not, so this function does not find such
     members.
     """
-    found: set[tuple[str, str]] = set()
+    found: Counter[tuple[str, str]] = Counter()
     for line in log.splitlines():
         if '"facts"' not in line or not line.startswith("{"):
             continue
@@ -510,5 +518,5 @@ def removed_in(log: str) -> set[tuple[str, str]]:
         for fact in event["facts"]:
             match = REMOVED.fullmatch(fact)
             if match:
-                found.add((event["group_id"], match["client"]))
+                found[event["group_id"], match["client"]] += 1
     return found
