@@ -449,6 +449,26 @@ def states_are_equal(before: Mapping[str, object], after: Mapping[str, object], 
     )
 
 
+def topic_has_its_records(
+    topic: str,
+    sent: Mapping[int, Sequence[bytes]],
+    read: Mapping[int, Sequence[tuple[int, bytes]]],
+    unsure: Collection[bytes],
+) -> list[str]:
+    """Check that a topic that was created again holds what was sent since then, and begins at offset 0.
+
+    `sent` has the acknowledged values by partition, `read` offsets and values. Values in `unsure` may be there or not.
+    """
+    found: list[str] = []
+    values = {index: [value for _, value in each if value not in unsure] for index, each in read.items()}
+    if values != sent:
+        found.append(f"{topic}: wrote {sent} and read {values}")
+    begins = {index: each[0][0] for index, each in read.items() if each}
+    if any(begins.values()):
+        found.append(f"{topic}: its logs begin at {begins}")
+    return found
+
+
 def every_client_worked(done: Mapping[str, int]) -> list[str]:
     """Check that no number of successful operations is zero. Otherwise the other checks would have judged nothing."""
     return _some(f"{what}: none" for what, count in done.items() if not count)

@@ -342,3 +342,11 @@ def test_client_that_never_succeeded_is_reported() -> None:
 )
 def test_record_without_a_number_is_unreadable_and_ends_no_client(value: bytes | str | None, found: int) -> None:
     assert number_in(value) == found
+
+
+def test_topic_that_is_created_again_must_begin_empty_and_at_offset_0() -> None:
+    sent = {0: [b"1"], 1: []}
+    assert checks.topic_has_its_records("t", sent, {0: [(0, b"1"), (1, b"2")], 1: []}, {b"2"}) == []
+    (old,) = checks.topic_has_its_records("t", sent, {0: [(0, b"old"), (1, b"1")], 1: []}, ())
+    assert old.startswith("t: wrote")
+    assert checks.topic_has_its_records("t", sent, {0: [(7, b"1")], 1: []}, ()) == ["t: its logs begin at {0: 7}"]

@@ -26,6 +26,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from kafka.errors import KafkaError as KafkaPythonError
 
 from tests.closing import close
+from tests.trust.checks import topic_has_its_records
 from tests.trust.foreign import ForeignProcess
 from tests.trust.franz import FranzGo
 from tests.trust.history import History, Observed, Outcome, Produced, Quantity, Transferred, number_in
@@ -570,12 +571,7 @@ class TopicChurn(Workload):
             insist(lambda topic=topic, partitions=partitions: _create(admin, topic, partitions))
             sent, unsure = self._write(topic, partitions)
             read = self._read(topic, partitions)
-            found = {index: [value for _, value in each if value not in unsure] for index, each in read.items()}
-            if found != sent:
-                self.violations.append(f"{topic}: wrote {sent} and read {found}")
-            begins = {index: each[0][0] for index, each in read.items() if each}
-            if any(begins.values()):
-                self.violations.append(f"{topic}: was created again, and its logs begin at {begins}")
+            self.violations += topic_has_its_records(topic, sent, read, unsure)
             insist(lambda topic=topic: _delete(admin, topic))
             self.rounds += 1
 
