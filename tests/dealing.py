@@ -35,9 +35,8 @@ def dealt(
     order: list[T] = []
     for worker in range(workers):
         share = [test for module in (*waiting[worker::workers], *others[worker::workers]) for test in module]
-        is_last = worker == workers - 1
         length = (len(tests) - len(order)) // (workers - worker)
-        filling = len(computing) if is_last else max(length - len(share), 0)
+        filling = max(length - len(share), 0)
         order += [*computing[:filling], *share]
         del computing[:filling]
     return order
