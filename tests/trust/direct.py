@@ -20,37 +20,44 @@ from tests.wire import WireClient
 
 VERSION = 11
 READ_COMMITTED = 1
-WAIT_MS = 500
+WAIT_MS = 100
 POLL_S = 0.1
+QUIET_S = 30.0
+"""How long a node may return nothing new before the reader gives up."""
 READ_BYTES = 4 * 1024 * 1024
 
 
-async def read_node(bootstrap: str, ends: Mapping[Part, int], read_s: float) -> tuple[dict[Place, Entry], list[str]]:
+async def read_node(
+    bootstrap: str, ends: Mapping[Part, int], quiet_s: float = QUIET_S
+) -> tuple[dict[Place, Entry], list[str]]:
     """Read committed records of the partitions in `ends` from the node at `bootstrap`, each up to this offset.
 
-    Also return a sentence for each partition that was not read to its end: after `read_s` without progress the reader
-    gives up.
+    Also return a sentence for each partition that was not read to its end: after `quiet_s` without progress in any
+    partition the reader gives up.
     """
     log: dict[Place, Entry] = {}
-    found: list[str] = []
+    reached = dict.fromkeys(ends, 0)
+    answers: dict[Part, str] = {}
     async with await WireClient.connect(bootstrap) as client:
-        for part, end in ends.items():
-            offset, answer = 0, "no answer"
-            came_s = time.monotonic()
-            while offset < end and time.monotonic() < came_s + read_s:
-                asked_s = time.monotonic()
-                fetched = await _fetch(client, part, offset)
-                answer = f"{ErrorCode(fetched.error_code).name}, high watermark {fetched.high_watermark}"
-                for record, next_offset in _records(fetched, offset):
+        came_s = time.monotonic()
+        while left := [part for part in ends if reached[part] < ends[part]]:
+            asked_s = time.monotonic()
+            for part in left:
+                fetched = await _fetch(client, part, reached[part])
+                answers[part] = f"{ErrorCode(fetched.error_code).name}, high watermark {fetched.high_watermark}"
+                for record, next_offset in _records(fetched, reached[part]):
                     if record is not None:
                         key = None if record.key is None else record.key.decode(errors="replace")
                         log[Place(*part, record.offset)] = Entry(key, number_in(record.value))
-                    offset, came_s = next_offset, time.monotonic()
-                if offset < end and came_s < asked_s:
-                    await asyncio.sleep(POLL_S)
-            if offset < end:
-                found.append(f"{part.topic}-{part.partition} is read to offset {offset} of {end} ({answer})")
-    return log, found
+                    reached[part], came_s = next_offset, time.monotonic()
+            if came_s < asked_s:
+                if asked_s > came_s + quiet_s:
+                    break
+                await asyncio.sleep(POLL_S)
+    return log, [
+        f"{part.topic}-{part.partition} is read to offset {reached[part]} of {ends[part]} ({answers[part]})"
+        for part in left
+    ]
 
 
 async def _fetch(client: WireClient, part: Part, offset: int) -> PartitionData:

@@ -461,7 +461,7 @@ def _judge(attacked: World, history: History, work: _Work, read_s: float) -> _Vi
         "records of SQL are the committed rows": checks.records_are_the_committed_rows(work.door.rows(), DOOR, log),
         "SQL consumers process once": checks.records_are_processed_once(work.door.results(), DOOR, log),
         "topics that are created again keep their records": work.churn.violations,
-        "every node returns the whole log": _read_each_node(attacked, kept, ends, read_s),
+        "every node returns the whole log": _read_each_node(attacked, kept, ends),
         "every node gives the same answer": [
             sentence
             for node, other in zip(attacked.nodes[1:], described[1:], strict=True)
@@ -473,7 +473,7 @@ def _judge(attacked: World, history: History, work: _Work, read_s: float) -> _Vi
     after = describe(attacked.bootstrap, groups)
     found["a restart changes nothing"] = checks.states_are_equal(described[0], after, "restart of all nodes")
     read_again, _ = read_log(attacked.bootstrap, TOPICS, read_s)
-    found["every node returns the whole log"] += _read_each_node(attacked, kept, ends, read_s)
+    found["every node returns the whole log"] += _read_each_node(attacked, kept, ends)
     found["compaction keeps the last"] += checks.compaction_keeps_the_last(produced, [KEYED], read_again)
     log_after = {str(place): entry for place, entry in read_again.items() if place.topic != KEYED}
     found["a restart keeps the log"] = checks.states_are_equal(
@@ -486,14 +486,14 @@ def _judge(attacked: World, history: History, work: _Work, read_s: float) -> _Vi
     return found
 
 
-def _read_each_node(attacked: World, log: Mapping[Place, Entry], ends: Mapping[Part, int], read_s: float) -> list[str]:
+def _read_each_node(attacked: World, log: Mapping[Place, Entry], ends: Mapping[Part, int]) -> list[str]:
     """Compare `log`, which leaders served, with the log of each node. The log has no KEYED records, because compaction
     may remove records in the meantime.
     """
     found: list[str] = []
     for node in attacked.nodes:
         try:
-            read, unread = asyncio.run(read_node(node.process.bootstrap, ends, read_s))
+            read, unread = asyncio.run(read_node(node.process.bootstrap, ends))
         except (OSError, ProtocolError) as error:
             found.append(f"{node.name} gives no answer that can be read: {error!r}")
             continue

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.net.context import ConnectionInfo, Principal
-from gateway.security.acls import AclFilter, Acls
+from gateway.security.acls import MAX_HOSTS_FOUND, AclFilter, Acls, Hosts
 from gateway.security.authorizer import Authorizer
 from gateway.security.kinds import AclOperation as Op
 from gateway.security.kinds import PatternType, Permission, ResourceType
@@ -132,6 +132,15 @@ async def test_an_address_within_a_range_is_not_answered_as_one_that_no_acl_name
     _, hosts = acls.named(TOPIC)
     assert HOST in hosts
     assert "10.0.1.1" not in hosts
+
+
+def test_addresses_that_are_remembered_for_ranges_have_a_bound() -> None:
+    hosts = Hosts()
+    hosts.add("10.0.0.0/8")
+    for number in range(MAX_HOSTS_FOUND + 1):
+        assert hosts.ranges_of(f"10.0.{number >> 8}.{number & 255}") == ("10.0.0.0/8",)
+    kept = hosts._found  # noqa: SLF001 - what is remembered shows in nothing but memory
+    assert len(kept) <= MAX_HOSTS_FOUND
 
 
 async def test_super_user_is_allowed_and_resource_without_acl_follows_the_setting() -> None:
