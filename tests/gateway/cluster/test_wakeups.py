@@ -15,7 +15,7 @@ from gateway.cluster import wakeups as module
 from gateway.cluster.wakeups import Wakeups
 from gateway.log.append_listener import NO_LISTENER
 from storage import notify
-from storage.errors import StorageError
+from storage.errors import StorageError, StorageUnavailable
 from storage.nodes import NodeStore
 from storage.types import NewBatch, PartitionKey
 from tests.gateway.data_plane import DataPlane, at, batch_of, data_plane, offsets_in
@@ -99,6 +99,15 @@ async def parked_fetch(node: Node, topic, offset: int):
         while node.plane.tail.parked_count == 0:
             assert not task.done(), task
             await asyncio.sleep(0.001)
+    return task
+
+
+async def parked_fetch_of_a_settled(node: Node, topic, offset: int):
+    """Do the same, and wait until the node has made the look that is due after its start. A later look needs a
+    reason.
+    """
+    task = await parked_fetch(node, topic, offset)
+    await until(lambda: node.queries)
     return task
 
 
@@ -217,6 +226,62 @@ async def test_lost_announcements_are_detected_by_their_count(nodes: tuple[Node,
     assert (b.wakeups.counts["late"], b.wakeups.counts["missed"]) == (len(late), 1)
 
 
+async def test_announcement_that_failed_makes_the_other_node_look(
+    nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = nodes
+    topic = await a.plane.create_topic("t")
+    await b.plane.catalog.resolve("t")
+    task = await parked_fetch_of_a_settled(b, topic, 0)
+    lost: list[Sequence[str]] = []
+    announce = NodeStore(a.plane.database).announce
+
+    async def lose_the_first(payloads: Sequence[str]) -> None:
+        if not lost:
+            lost.append(payloads)
+            raise StorageUnavailable("lost")
+        await announce(payloads)
+
+    monkeypatch.setattr(a.wakeups, "_announce", lose_the_first)
+    await a.plane.fill(topic, [100])
+    async with asyncio.timeout(DEADLINE_S):
+        assert offsets_in((await task).responses[0].partitions[0]) == [0]
+    assert lost
+
+
+async def test_announced_end_is_the_highest_also_if_a_lower_one_comes_last(nodes: tuple[Node, Node]) -> None:
+    a, b = nodes
+    heard: list[str] = []
+
+    def hear(payload: str) -> None:
+        heard.append(payload)
+
+    b.hear = hear
+    a.wakeups.appended(PartitionKey(1), 5)
+    a.wakeups.appended(PartitionKey(1), 4)
+    await until(lambda: heard)
+    assert [payload.rpartition(":")[2] for payload in heard] == ["1=5"]
+
+
+async def test_late_announcement_hides_no_gap_and_makes_none(database_url: str) -> None:
+    async with data_plane(database_url) as plane:
+        wakeups = Wakeups(plane.tail, plane.membership, NodeStore(plane.database).announce, plane.log.states)
+        for number in (1, 3, 2, 4, 6):
+            wakeups.heard(f"99.1:{number}:1={number}")
+        assert (wakeups.counts["late"], wakeups.counts["missed"]) == (1, 2)
+
+
+async def test_ends_are_in_doubt_once_a_node_is_gone(database_url: str) -> None:
+    async with data_plane(database_url) as plane:
+        clock = asyncio.get_running_loop().time
+        wakeups = Wakeups(plane.tail, plane.membership, NodeStore(plane.database).announce, plane.log.states)
+        wakeups.hearing()
+        wakeups.nodes_seen([], gone=False)
+        assert not plane.tail.doubtful(clock())
+        wakeups.nodes_seen([], gone=True)
+        assert plane.tail.doubtful(clock())
+
+
 async def test_a_killed_listener_connection_loses_nothing(nodes: tuple[Node, Node]) -> None:
     a, b = nodes
     topic = await a.plane.create_topic("t")
@@ -239,7 +304,7 @@ async def test_unannounced_appends_of_an_ended_node_are_found(
     topic = await a.plane.create_topic("t")
     await b.plane.catalog.resolve("t")
     a.plane.appends.listener = NO_LISTENER
-    task = await parked_fetch(b, topic, 0)
+    task = await parked_fetch_of_a_settled(b, topic, 0)
     await a.plane.fill(topic, [100])
     await a.plane.membership.withdraw()
     await b.plane.membership.renew()

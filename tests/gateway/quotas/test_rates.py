@@ -62,6 +62,13 @@ def test_bucket_begins_full_and_allows_one_debt() -> None:
     assert bucket.is_idle(63.0)
 
 
+def test_bucket_in_debt_is_not_forgotten() -> None:
+    bucket = TokenBucket()
+    bucket.take(310, 10.0, 0.0)
+    assert not bucket.is_idle(15.0)
+    assert bucket.wait_s(10.0, 15.0) == pytest.approx(5)
+
+
 def test_bucket_holds_at_most_the_tokens_of_all_windows() -> None:
     bucket = TokenBucket()
     bucket.take(0, 10.0, 0.0)
