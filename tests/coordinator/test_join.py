@@ -246,6 +246,14 @@ def test_a_pending_id_can_be_used_from_another_connection() -> None:
     assert scene.member(pending).connection_id == "b"
 
 
+def test_newcomer_that_repeats_its_join_on_one_connection_keeps_its_pending_id() -> None:
+    scene = Scene()
+    first = scene.join("a", version=4).join.member_id
+    again = scene.join("a", version=4)
+    assert (again.error, again.join.member_id) == (ID_REQUIRED, first)
+    assert list(scene.group.pending) == [first]
+
+
 @pytest.mark.parametrize("session_ms", [5_999, 1_800_001])
 @pytest.mark.parametrize("member_id", ["", "m"])
 def test_a_session_timeout_out_of_bounds_is_refused(session_ms: int, member_id: str) -> None:

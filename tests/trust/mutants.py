@@ -249,17 +249,18 @@ MUTANTS: Sequence[Mutant] = (
         kinds=(LIBRDKAFKA, JAVA),
     ),
     Mutant(
-        "a node believes a known end of the log for ever",
+        "a node that does not lead a partition serves another one",
         [
             Edit(
-                "gateway/log/tail.py",
-                "known is not None and self.announced <= known.high_watermark and now_s",
-                "True or now_s",
+                "gateway/apis/data/fetch.py",
+                "        part.partition = topic.partitions[asked.partition]\n",
+                "        part.partition = topic.partitions[asked.partition]\n"
+                "        if not self._context.services.membership.leads(part.partition):\n"
+                "            part.partition = topic.partitions[0]\n",
             )
         ],
-        # Stock clients ask the leader, which appends itself.
+        # Stock clients ask the leader.
         ("every node returns the whole log",),
-        ("kill_a_node", "leave_one_node"),
     ),
     Mutant(
         "a committed offset is sometimes not found",
