@@ -549,8 +549,9 @@ class EmbeddedPostgres:
         return fatal_line(self._log_from(self._log_start_bytes)[:65536])
 
     def _log_from(self, position: int) -> bytes:
-        """Return the log from `position` on, or its last bytes if `position` is negative. Empty if it was removed."""
-        with contextlib.suppress(FileNotFoundError), self.log_path.open("rb") as file:
+        """Return the log from `position` on, or its last bytes if `position` is negative. Empty if it cannot be read,
+        for example because this process has too many open files: Postgres must still be started again."""
+        with contextlib.suppress(OSError), self.log_path.open("rb") as file:
             file.seek(position if position >= 0 else max(0, self.log_path.stat().st_size + position))
             return file.read()
         return b""

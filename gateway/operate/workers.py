@@ -247,17 +247,22 @@ class Supervisor:
     async def _run_once(self, worker: Worker, environment: Mapping[str, str]) -> int:
         """Start the worker, wait until it has ended, and return its exit code, negative for a signal."""
         worker.serving_since_s = None
-        process = await asyncio.create_subprocess_exec(
-            # With -P, modules in the working directory cannot hide our modules.
-            *(sys.executable, "-P", "-m", "gateway.cli", "serve", f"--supervisor={os.getpid()}"),
-            *self._flags,
-            *worker.flags,
-            env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            limit=MAX_LINE_BYTES,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                # With -P, modules in the working directory cannot hide our modules.
+                *(sys.executable, "-P", "-m", "gateway.cli", "serve", f"--supervisor={os.getpid()}"),
+                *self._flags,
+                *worker.flags,
+                env=environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                limit=MAX_LINE_BYTES,
+            )
+        except OSError as error:
+            # Memory, processes or open files are exhausted, perhaps only for a moment. The other workers serve on.
+            logger.error("a worker cannot be started", node=worker.name, error=str(error))
+            return EXIT_FAILED
         worker.process = process
         assert process.stdout is not None
         assert process.stderr is not None

@@ -193,6 +193,22 @@ def test_a_worker_that_dies_is_started_again_while_the_others_serve(
     assert names == set(running.bootstraps)
 
 
+def test_a_worker_that_cannot_be_started_again_yet_does_not_end_the_others(
+    host: Callable[..., Host], database_url: str
+) -> None:
+    """The supervisor can open no file for a while, as on a host without memory for another process."""
+    running = host("--database-url", database_url, "--log-format", "console").serving()
+    supervisor = psutil.Process(running.process.pid)
+    limits = supervisor.rlimit(psutil.RLIMIT_NOFILE)
+    supervisor.rlimit(psutil.RLIMIT_NOFILE, (1, limits[1]))
+    running.worker(1).kill()
+    wait_for(lambda: "cannot be started" in running.log() or running.process.poll() is not None, running.log())
+    assert running.process.poll() is None, running.log()
+    assert answers(running.bootstraps[0])
+    supervisor.rlimit(psutil.RLIMIT_NOFILE, limits)
+    wait_for(lambda: answers(running.bootstraps[1]), running.log())
+
+
 @pytest.mark.long
 def test_the_workers_end_with_a_supervisor_that_is_killed(host: Callable[..., Host], database_url: str) -> None:
     running = host("--database-url", database_url).serving()

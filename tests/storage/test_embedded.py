@@ -660,6 +660,18 @@ async def test_a_server_is_started_again_although_its_log_has_been_removed(serve
     assert await value_when_back(server.url, "SELECT 1") == 1
 
 
+async def test_a_server_is_started_again_after_its_log_could_not_be_read(server: EmbeddedPostgres) -> None:
+    assert server.pid is not None
+    server.log_path.unlink()
+    server.log_path.mkdir()
+    with capture_logs() as logged:
+        os.kill(server.pid, signal.SIGKILL)
+        await until(lambda: any("could not be started again" in line["event"] for line in logged))
+    server.log_path.rmdir()
+    await until(lambda: server.restarts == 1)
+    assert await value_when_back(server.url, "SELECT 1") == 1
+
+
 async def test_a_machine_without_postgres_is_told_three_ways_in_one_line(
     empty_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
