@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import structlog
 from structlog.typing import EventDict, WrappedLogger
@@ -129,9 +130,19 @@ FINEST = Fineness()
 
 
 class NamedPrintLogger(structlog.PrintLogger):
-    """A printing logger that knows the name of the logger whose lines it prints."""
+    """A printing logger that knows the name of the logger whose lines it prints.
+
+    As with the standard library's loggers, a line that cannot be written, because of a full disk or a pipe without a
+    reader, is lost. Otherwise the error would end the background loop that reports a failure.
+    """
 
     name: str | None = None
+
+    def msg(self, message: str) -> None:
+        with suppress(OSError):
+            super().msg(message)
+
+    log = debug = info = warn = warning = fatal = failure = err = error = critical = exception = msg
 
 
 def print_to_stderr(name: str | None = None, *_: object) -> NamedPrintLogger:

@@ -302,8 +302,10 @@ class Supervisor:
         a node prints only its banner to standard output, and the supervisor prints one for all."""
         while line := await _read_line(stream):
             if out is not None:
-                out.write(named(worker.name, line, as_json=self._as_json))
-                out.flush()
+                # A line that cannot be written is lost. The worker would wait for ever if its lines were not read.
+                with contextlib.suppress(OSError):
+                    out.write(named(worker.name, line, as_json=self._as_json))
+                    out.flush()
             elif worker.serving_since_s is None:
                 worker.serving_since_s = time.monotonic()
                 worker.served.set()

@@ -45,6 +45,15 @@ def first_port() -> int:
     return port
 
 
+def listening_child(pid: int, port: int) -> psutil.Process:
+    return next(
+        child
+        for child in psutil.Process(pid).children(recursive=True)
+        for connection in child.net_connections()
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+    )
+
+
 class Host:
     """`sluice serve --workers` on ports of its own."""
 
@@ -80,12 +89,7 @@ class Host:
 
     def worker(self, number: int) -> psutil.Process:
         """Return the process that listens on this worker's port."""
-        return next(
-            child
-            for child in psutil.Process(self.process.pid).children(recursive=True)
-            for connection in child.net_connections()
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == self.port + number
-        )
+        return listening_child(self.process.pid, self.port + number)
 
     def nodes(self, *where: str) -> list[dict[str, Any]]:
         found = sluice("nodes", "--json", *(where or ("--data-dir", str(self.directory / "data"))))
@@ -207,6 +211,41 @@ def test_a_worker_that_cannot_be_started_again_yet_does_not_end_the_others(
     assert answers(running.bootstraps[0])
     supervisor.rlimit(psutil.RLIMIT_NOFILE, limits)
     wait_for(lambda: answers(running.bootstraps[1]), running.log())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nodes_serve_on_after_the_reader_of_their_log_has_gone(workers: int) -> None:
+    """A pipe without a reader refuses every line, as a full disk does."""
+    with short_directory() as directory:
+        port = first_port()
+        bootstraps = [f"127.0.0.1:{port + number}" for number in range(workers)]
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "gateway.cli", "serve", "--workers", str(workers), "--listen", bootstraps[0]),
+                *("--metrics-listen", "off", "--data-dir", str(directory / "data")),
+            ],
+            cwd=ROOT,
+            env=clean_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            wait_for(lambda: all(map(answers, bootstraps)), "the nodes do not serve")
+            topic = create_topic(bootstraps[0], 1)
+            assert process.stderr is not None
+            process.stderr.close()
+            pid = int((directory / "data" / "postgres" / "postmaster.pid").read_text().partition("\n")[0])
+            psutil.Process(pid).kill()
+            assert round_trip(bootstraps, topic, [b"after the restart of Postgres"])
+            if workers > 1:
+                killed = listening_child(process.pid, port)
+                killed.kill()
+                killed.wait(PATIENCE_S)
+                wait_for(lambda: all(map(answers, bootstraps)), "a worker was not started again")
+        finally:
+            process.terminate()
+            process.wait(PATIENCE_S)
 
 
 @pytest.mark.long
