@@ -228,6 +228,8 @@ def _prepare(target: Path, marker: bytes | None) -> None:
         if marker is not None:
             write_file(there, marker)
         (target / MANIFEST).unlink(missing_ok=True)
+        # The copies of the earlier backup change only after its manifest is durably gone.
+        sync_directory(target)
     except OSError as error:
         raise StorageError(f"cannot write to {target}: {error.strerror or error}") from error
 

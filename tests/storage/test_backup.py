@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -36,9 +37,11 @@ from storage.text import stored
 from storage.types import PartitionKey, StoredBatch
 from storage.users import UserStore
 from tests.postgres import EMPTY, Databases
+from tests.steps.waiting import until
 from tests.storage.batches import append, batch_bytes, new_batch, read
 from tests.storage.conftest import MakeTopic
 from tests.storage.transactions import Producer as TransactionalProducer
+from tests.trust.powercut import Disk, Syncing, compiler
 
 
 @pytest.fixture
@@ -199,6 +202,45 @@ async def test_a_later_backup_copies_new_files_and_removes_deleted_ones(
     await retention.apply(database, [retention.RetentionPolicy(key, -1)])
     assert (await back_up(database_url, directory, target)).segments == 0
     assert not list((target / "log").glob("*.segment"))
+
+
+BACK_UP = """
+import asyncio, sys
+from pathlib import Path
+from storage.backup import back_up
+from storage.segments import SegmentDirectory
+
+asyncio.run(back_up(sys.argv[1], SegmentDirectory(Path(sys.argv[2])), Path(sys.argv[3])))
+"""
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C compiler is installed (Debian: gcc)")
+async def test_a_power_cut_during_a_later_backup_leaves_no_manifest_of_the_earlier_one(
+    database_url: str, log: LogStore, directory: SegmentDirectory, key: PartitionKey, tmp_path: Path, database: Database
+) -> None:
+    disk = Disk(tmp_path)
+    target = disk.watched / "backup"
+
+    async def begin() -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", BACK_UP, database_url, str(directory.directory), str(target)),
+            env={**os.environ, **disk.environment},
+        )
+
+    await append(log, new_batch(key, size_bytes=300_000))
+    assert await (await begin()).wait() == 0
+    assert len(read_manifest(target)["segments"]) == 1
+    await log.delete_records(key, -1)
+    await retention.apply(database, [retention.RetentionPolicy(key, -1)])
+    disk.slow_down(Syncing.NODES, 1.0)
+    later = await begin()
+    await until(lambda: later.returncode is not None or (target / f"{MANIFEST}.new").exists())
+    later.kill()
+    await later.wait()
+    disk.take_back()
+    assert not list((target / "log").glob("*.segment"))
+    with pytest.raises(StorageError, match="holds no finished backup"):
+        read_manifest(target)
 
 
 async def test_a_backup_copies_a_segment_again_whose_id_another_history_has_used(
