@@ -46,6 +46,9 @@ from storage.roles import Address, Roles
 
 ENVIRONMENT_PREFIX = "SLUICE_"
 AUTO = "auto"
+OTHER_CONNECTIONS = 6
+"""Number of a node's connections to Postgres beside the hot and cold ones: three for control, and one each to listen,
+to relay SQL records, and to confirm the history now and then."""
 _COLLECTOR = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of HTTP (RFC 9110)."""
@@ -121,6 +124,11 @@ class Settings:
     def max_request_bytes(self) -> int:
         """The setting socket.request.max.bytes."""
         return self.broker.socket_request_max_bytes
+
+    @property
+    def connections(self) -> int:
+        """Greatest number of one node's connections to Postgres."""
+        return self.hot_connections + self.cold_connections + OTHER_CONNECTIONS
 
     @property
     def max_connections(self) -> int:

@@ -32,8 +32,6 @@ EXIT_FINDINGS, EXIT_CANNOT_LOOK = 1, 2
 MIN_POSTGRES = 15
 MIN_WAL_BYTES = 512 * 1024 * 1024
 MAX_CLOCK_ERROR_MS = 500
-CONTROL_CONNECTIONS = 3
-"""Number of a node's control connections, which no option changes."""
 SYNCS = 20
 SYNC_BLOCK_BYTES = 4096
 MAX_SYNC_MS = 10.0
@@ -94,7 +92,7 @@ async def _examine(settings: Settings, url: str) -> list[Finding]:
         (host, port + worker)
         for listener in settings.listeners
         for host, port in (listener.advertised,)
-        for worker in range(settings.workers)
+        for worker in range(1 if listener.is_shared else settings.workers)
         if port
     ]
     for reached in await asyncio.gather(*(examine_address(address) for address in advertised)):
@@ -113,7 +111,7 @@ async def _examine_postgres(settings: Settings, url: str) -> list[Finding]:
         after_ms = time.time() * 1000
     finally:
         await database.close()
-    needed = settings.workers * (settings.hot_connections + settings.cold_connections + CONTROL_CONNECTIONS)
+    needed = settings.workers * settings.connections
     return examine_server(report, needed) + examine_clock(report.clock_ms, before_ms, after_ms)
 
 

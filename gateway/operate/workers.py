@@ -40,8 +40,6 @@ STOP_MARGIN_S = 5.0
 """Time that a worker may take longer than its drain before it is killed."""
 MAX_LINE_BYTES = 1024 * 1024
 """A longer line is split in two."""
-OTHER_CONNECTIONS = 4
-"""Number of a worker's connections to Postgres without its hot and cold ones."""
 SPARE_CONNECTIONS = 10
 """Number of connections for `psql`, a backup, and those that Postgres reserves."""
 MAX_PORT = 65535
@@ -169,8 +167,7 @@ class Supervisor:
         try:
             await self._find_ports_free()
             if self._settings.database_url is None:
-                each = self._settings.hot_connections + self._settings.cold_connections + OTHER_CONNECTIONS
-                wanted = len(self._workers) * each + SPARE_CONNECTIONS
+                wanted = len(self._workers) * self._settings.connections + SPARE_CONNECTIONS
                 embedded = EmbeddedPostgres(
                     self._settings.data_dir, connections=wanted, programs=self._settings.postgres_bin
                 )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import re
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from storage.pool import connect
 from tests.gateway_process import GatewayProcess, free_ports
 from tests.pooler import admit_pooler, pooler
 from tests.restorable_postgres import RestorablePostgres
+from tests.steps.waiting import wait_for
 
 
 def findings(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, str]]:
@@ -79,6 +83,25 @@ def test_an_advertised_address_that_nobody_serves_is_a_finding(
     assert refused["advertised"].startswith(f"127.0.0.1:{port} cannot be reached from this host: ")
 
 
+def test_address_of_all_workers_is_looked_up_once(
+    gateway: GatewayProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gateway.database_url is not None
+    shared, private = free_ports(2, in_a_row=2)
+    given = {
+        "listeners": f"CLIENTS://127.0.0.1:{shared},NODES://127.0.0.1:{private}",
+        "listener.security.protocol.map": "CLIENTS:PLAINTEXT,NODES:PLAINTEXT",
+        "shared.listener.names": "CLIENTS",
+        "inter.broker.listener.name": "NODES",
+    }
+    options = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
+    with contextlib.ExitStack() as stack:
+        for port in (shared, private, private + 1):
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        common = ("--database-url", gateway.database_url, "--data-dir", str(tmp_path), "--workers", "2")
+        assert "advertised" not in findings(capsys, *common, *options)[1]
+
+
 def test_more_connections_than_postgres_admits_are_a_finding(
     gateway: GatewayProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,6 +110,31 @@ def test_more_connections_than_postgres_admits_are_a_finding(
     code, found = findings(capsys, "--database-url", gateway.database_url, *options)
     assert code == 1
     assert "max_connections" in found
+
+
+def test_each_connection_of_a_node_is_counted(
+    gateway: GatewayProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = gateway.database_url
+    assert url is not None
+    names = ("sluice listener", "sluice relay")
+    wait_for(lambda: asyncio.run(sessions(url, names)), "two sessions beside the pools", holds=lambda found: found == 2)
+    hot, cold, control, confirming, workers = 2, 2, 3, 1, 64
+    pools = ("--hot-connections", str(hot), "--cold-connections", str(cold), "--workers", str(workers))
+    _, found = findings(capsys, "--database-url", url, "--data-dir", str(tmp_path), *pools)
+    (needed,) = re.findall(r"open up to (\d+)$", found["max_connections"])
+    assert int(needed) == workers * (hot + cold + control + len(names) + confirming)
+
+
+async def sessions(url: str, names: Sequence[str]) -> int:
+    connection = await connect(url, {})
+    try:
+        return await connection.fetchval(
+            "select count(*) from pg_stat_activity where datname = current_database() and application_name = any($1)",
+            names,
+        )
+    finally:
+        await connection.close()
 
 
 def test_an_unreachable_postgres_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
