@@ -120,7 +120,7 @@ class ClientSettings:
     allow_everyone_if_no_acl_found: bool = setting(
         _BOOLEAN,
         False,
-        "Whether a resource without any ACL is everybody's. The same on every node.",
+        "Whether a resource without any ACL is open to every client. The same on every node.",
         update=_AT_START,
     )
 
@@ -157,7 +157,7 @@ class ClientSettings:
     sasl_oauthbearer_jwks_endpoint_url: str | None = setting(
         ConfigType.STRING,
         None,
-        "Where the keys are that access tokens are signed by, as a JWK set: https://, http:// or file://.",
+        "Where the node reads the keys that sign access tokens, as a JWK set: https://, http:// or file://.",
         _key_url,
         update=_AT_START,
     )
@@ -173,7 +173,7 @@ class ClientSettings:
     sasl_oauthbearer_expected_audience: tuple[str, ...] = setting(
         ConfigType.LIST,
         (),
-        "Audiences of which an access token must name one; none: it may name none.",
+        "Audiences of which an access token must name one; if empty, a token may name no audience.",
         update=_AT_START,
     )
     sasl_oauthbearer_expected_issuer: str | None = setting(
@@ -198,20 +198,20 @@ class ClientSettings:
     delegation_token_secret_key: str | None = setting(
         ConfigType.PASSWORD,
         None,
-        "What the secrets of delegation tokens are made with; unset or empty: there are none. The same on every node.",
+        "Key from which the secrets of delegation tokens are derived; empty: no tokens. The same on every node.",
         update=_AT_START,
     )
     delegation_token_max_lifetime_ms: int = setting(
         _LONG,
         604_800_000,
-        "How long a delegation token can hold, with all renewals.",
+        "How long a delegation token can be valid, with all renewals.",
         at_least(1),
         update=_AT_START,
     )
     delegation_token_expiry_time_ms: int = setting(
         _LONG,
         86_400_000,
-        "How long a delegation token holds until it must be renewed.",
+        "How long a delegation token is valid until it must be renewed.",
         at_least(1),
         update=_AT_START,
     )
@@ -240,7 +240,7 @@ class ClientSettings:
     ssl_keystore_password: str | None = setting(
         ConfigType.PASSWORD,
         None,
-        "A PEM file has no password but its key's (ssl.key.password): refused where a listener speaks TLS.",
+        "Refused if a listener speaks TLS: a PEM file has no password, and its key's is ssl.key.password.",
         update=_OF_ONE_NODE,
     )
     ssl_key_password: str | None = setting(
@@ -261,7 +261,7 @@ class ClientSettings:
     ssl_truststore_password: str | None = setting(
         ConfigType.PASSWORD,
         None,
-        "A PEM file of certificates has no password: refused where a listener speaks TLS.",
+        "Refused if a listener speaks TLS: a PEM file of certificates has no password.",
         update=_OF_ONE_NODE,
     )
     ssl_client_auth: str = setting(

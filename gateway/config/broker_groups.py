@@ -53,7 +53,7 @@ class GroupSettings:
     group_coordinator_rebalance_protocols: tuple[str, ...] = setting(
         ConfigType.LIST,
         ("classic", "consumer", "streams"),
-        "Group protocols that are served; classic always is, and share where share.version is not 0.",
+        "Group protocols that are served; classic always is, and share is if share.version is not 0.",
         _with_classic,
         update=_AT_START,
     )
@@ -67,7 +67,11 @@ class GroupSettings:
         _INT, 60_000, "Longest session timeout that a consumer group may be given.", at_least(1), update=_AT_START
     )
     group_consumer_heartbeat_interval_ms: int = setting(
-        _INT, 5_000, "How often members of the consumer protocol are to speak.", at_least(1), update=_AT_START
+        _INT,
+        5_000,
+        "Interval at which members of the consumer protocol send heartbeats.",
+        at_least(1),
+        update=_AT_START,
     )
     group_consumer_min_heartbeat_interval_ms: int = setting(
         _INT, 5_000, "Shortest heartbeat interval that a consumer group may be given.", at_least(1), update=_AT_START
@@ -81,7 +85,7 @@ class GroupSettings:
     group_consumer_assignors: tuple[str, ...] = setting(
         ConfigType.LIST,
         ("uniform", "range"),
-        "Assignors that members of the consumer protocol may ask for; the first is used where none does.",
+        "Assignors that members of the consumer protocol may ask for; the first is used if no member asks for one.",
         some_of("uniform", "range"),
         update=_AT_START,
     )
@@ -103,7 +107,7 @@ class GroupSettings:
         _INT, 60_000, "Longest session timeout that a streams group may be given.", at_least(1), update=_AT_START
     )
     group_streams_heartbeat_interval_ms: int = setting(
-        _INT, 5_000, "How often members of a streams group are to speak.", at_least(1), update=_AT_START
+        _INT, 5_000, "Interval at which members of a streams group send heartbeats.", at_least(1), update=_AT_START
     )
     group_streams_min_heartbeat_interval_ms: int = setting(
         _INT, 5_000, "Shortest heartbeat interval that a streams group may be given.", at_least(1), update=_AT_START
@@ -137,7 +141,7 @@ class GroupSettings:
         _INT, 60_000, "Longest session timeout that a share group may be given.", at_least(1), update=_AT_START
     )
     group_share_heartbeat_interval_ms: int = setting(
-        _INT, 5_000, "How often members of a share group are to speak.", at_least(1), update=_AT_START
+        _INT, 5_000, "Interval at which members of a share group send heartbeats.", at_least(1), update=_AT_START
     )
     group_share_min_heartbeat_interval_ms: int = setting(
         _INT, 5_000, "Shortest heartbeat interval that a share group may be given.", at_least(1), update=_AT_START
@@ -151,7 +155,7 @@ class GroupSettings:
     group_share_record_lock_duration_ms: int = setting(
         _INT,
         30_000,
-        "How long a record is a member's of a share group that has neither acknowledged nor released it.",
+        "How long a member of a share group keeps a record that it has neither acknowledged nor released.",
         between(1_000, 3_600_000),
         update=_AT_START,
     )
@@ -212,30 +216,30 @@ class GroupSettings:
     group_connection_grace_ms: int = setting(
         _INT,
         10_000,
-        "How long a dynamic member outlives a connection its peer closed without leaving; -1 leaves it to the session "
-        "timeout. Not a Kafka setting.",
+        "Time after which a dynamic member whose client closed the connection without leaving is removed, unless the "
+        "client returns; -1: only the session timeout counts. Not a Kafka setting.",
         at_least(-1),
         update=_AT_START,
     )
     group_cooperative_guard: bool = setting(
         _BOOLEAN,
         False,
-        "Whether a partition that one member of a cooperative group claims is withheld from another to whom the leader "
-        "gives it, until it was let go. Such leaders are reported in any case. Not a Kafka setting.",
+        "Whether a partition that a member of a cooperative group still claims is withheld from its new owner until "
+        "that member has released it. A leader that assigns such a partition is always reported. Not a Kafka setting.",
         update=_AT_START,
     )
     group_handoff_mode: str = setting(
         ConfigType.STRING,
         "ack",
-        "What the new owner of a partition waits for: that the old one let go of it (ack), that it has also committed "
-        "what it was served (drain), or nothing (off). Not a Kafka setting.",
+        "What the new owner of a partition waits for: until the old owner has released it (ack), until the old owner "
+        "has also committed what it was served (drain), or nothing (off). Not a Kafka setting.",
         one_of("ack", "drain", "off"),
         update=_AT_START,
     )
     group_handoff_timeout_ms: int = setting(
         _INT,
         30_000,
-        "How long the new owner of a partition waits for the old one at most. Not a Kafka setting.",
+        "Longest time for which the new owner of a partition waits for the old owner. Not a Kafka setting.",
         between(1, 3_600_000),
         update=_AT_START,
     )

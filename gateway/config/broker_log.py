@@ -47,7 +47,7 @@ class LogSettings:
     unstable_feature_versions_enable: bool = setting(
         _BOOLEAN,
         False,
-        "Whether levels of features are told that a release of Kafka may still change.",
+        "Whether the node lists levels of features that a release of Kafka may still change.",
         update=_AT_START,
         internal=True,
     )
@@ -147,7 +147,7 @@ class LogSettings:
     compression_zstd_level: int = setting(_INT, 3, "Level of recompression by zstd.", between(-131_072, 22))
 
     unclean_leader_election_enable: bool = setting(
-        _BOOLEAN, False, "Whether a replica that is not in sync may lead if no replica in sync is alive. No effect."
+        _BOOLEAN, False, "Has no effect here: no replica lacks a record, so every live replica may lead."
     )
 
     log_commit_gather_ms: int = setting(
@@ -162,7 +162,7 @@ class LogSettings:
     log_store_inline_max_bytes: int = setting(
         _INT,
         65_536,
-        "Commits up to this size keep their bytes in Postgres, store or not. Not a Kafka setting.",
+        "Commits up to this size keep their bytes in Postgres, with or without a store. Not a Kafka setting.",
         at_least(0),
         update=_AT_START,
     )
@@ -171,7 +171,7 @@ class LogSettings:
         _LONG,
         1_073_741_824,
         "How much of the newest files of a log's directory stays in the operating system's page cache, so that the "
-        "next ones go to the same memory; older ones are read from the disk; -1: as the system likes. Not a Kafka "
+        "next ones go to the same memory; older ones are read from the disk; -1: the system decides. Not a Kafka "
         "setting.",
         at_least(-1),
         update=_AT_START,

@@ -36,7 +36,7 @@ _AT_START, _OF_ONE_NODE = Update.AT_START, Update.OF_ONE_NODE
 
 
 def _no_effect(name: str, kind: ConfigType, default: ConfigValue, what: str, check: Check | None = None) -> ConfigKey:
-    return ConfigKey(name, kind, default, f"{what} No effect: Postgres keeps the records.", check)
+    return ConfigKey(name, kind, default, f"{NO_EFFECT}: Postgres keeps the records. In Kafka: {what}", check)
 
 
 def _fixed(name: str, kind: ConfigType, value: ConfigValue, documentation: str) -> ConfigKey:
@@ -80,7 +80,7 @@ _SHOWN = (
 _NODE = (
     _number("broker.id", "An older name of node.id."),
     _number(
-        "node.id", "The node's id, which no other may have; where none is set, one is given to the node's address."
+        "node.id", "The node's id, which no other may have; if it is unset, Postgres assigns one to the node's address."
     ),
     ConfigKey("broker.rack", ConfigType.STRING, None, "The node's rack; --rack is short for it.", update=_AT_START),
     _of_node("listeners", "Where the node listens, as NAME://HOST:PORT; --listen is short for one."),
@@ -92,7 +92,7 @@ _NODE = (
         "Which security protocol each listener speaks, as NAME:PROTOCOL. A listener that is there keeps its own.",
         update=_OF_ONE_NODE,
     ),
-    _of_node("controller.listener.names", "Listeners at which the node is asked as a controller (KIP-919)."),
+    _of_node("controller.listener.names", "Listeners through which clients use the node as a controller (KIP-919)."),
     ConfigKey(
         "inter.broker.listener.name",
         ConfigType.STRING,
@@ -101,7 +101,7 @@ _NODE = (
         update=_AT_START,
     ),
     _of_node("shared.listener.names", "Listeners whose advertised address stands for all nodes."),
-    _of_node("process.roles", "broker: serves clients; controller: does what one node does for all. Both if unset."),
+    _of_node("process.roles", "broker: serves clients; controller: does background work. Both if unset."),
 )
 """Facts of one node; DescribeConfigs reads their values from the node itself. `gateway/config/listeners.py` reads
 its listeners."""

@@ -26,13 +26,15 @@ DATABASE_URL = DatabaseOption(
     "URL",
     "Postgres to keep everything in; default: an embedded one below the data directory",
 )
-DATA_DIR = DatabaseOption("data-dir", ".sluice", "DIR", "where the embedded Postgres lives")
+DATA_DIR = DatabaseOption(
+    "data-dir", ".sluice", "DIR", "directory of the embedded Postgres and, with --log-store auto, of the records"
+)
 POSTGRES_BIN = DatabaseOption(
     "postgres-bin",
     None,
     "DIR",
-    "directory of the programs (postgres, initdb) that the embedded Postgres runs; without it those of "
-    "sluice-kafka[embedded], else the newest of the system",
+    "directory of Postgres' programs: postgres and initdb for the embedded Postgres, pg_dump, pg_restore and psql for "
+    "backups; without it those of sluice-kafka[embedded], else the newest of the system",
 )
 LOG_STORE = DatabaseOption(
     "log-store",

@@ -70,7 +70,7 @@ def _intervals(group_type: str) -> tuple[ConfigKey, ConfigKey]:
     members = f"members of the {group_type} protocol"
     return (
         _of_broker(session_timeout(group_type), ConfigType.INT, 45_000, f"How long {members} may be silent."),
-        _of_broker(heartbeat_interval(group_type), ConfigType.INT, 5_000, f"How often {members} are to speak."),
+        _of_broker(heartbeat_interval(group_type), ConfigType.INT, 5_000, f"How often {members} send heartbeats."),
     )
 
 
@@ -108,7 +108,7 @@ GROUP_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
                 RECORD_LOCK_DURATION,
                 ConfigType.INT,
                 30_000,
-                "How long a record is a member's of a share group that has neither acknowledged nor released it.",
+                "How long a member of a share group keeps a record that it has neither acknowledged nor released.",
             ),
             _of_broker(DELIVERY_COUNT_LIMIT, ConfigType.INT, 5, "How often a share group delivers a record at most."),
             _of_broker(
@@ -142,7 +142,7 @@ GROUP_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
                 ISOLATION_LEVEL,
                 ConfigType.STRING,
                 "read_uncommitted",
-                "Whether members of a share group are given what transactions have not committed.",
+                "Whether members of a share group receive records that transactions have not committed.",
                 one_of("read_committed", "read_uncommitted"),
             ),
             _of_broker(
@@ -161,8 +161,8 @@ GROUP_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
                 HANDOFF_MODE,
                 ConfigType.STRING,
                 "ack",
-                "What the new owner of a partition waits for: that the old one let go of it (ack), that it has also "
-                "committed what it was served (drain), or nothing (off). Not a Kafka setting.",
+                "What the new owner of a partition waits for: until the old owner has released it (ack), until the old "
+                "owner has also committed what it was served (drain), or nothing (off). Not a Kafka setting.",
                 one_of("ack", "drain", "off"),
                 synonyms=(Synonym(HANDOFF_MODE),),
             ),
@@ -170,7 +170,7 @@ GROUP_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
                 HANDOFF_TIMEOUT,
                 ConfigType.INT,
                 30_000,
-                "How long the new owner of a partition waits for the old one at most. Not a Kafka setting.",
+                "Longest time for which the new owner of a partition waits for the old owner. Not a Kafka setting.",
                 between(1, 3_600_000),
                 synonyms=(Synonym(HANDOFF_TIMEOUT),),
             ),
@@ -178,8 +178,8 @@ GROUP_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
                 COOPERATIVE_GUARD,
                 ConfigType.BOOLEAN,
                 False,
-                "Whether a partition that one member of a cooperative group claims is withheld from another to whom "
-                "the leader gives it, until it is released. Not a Kafka setting.",
+                "Whether a partition that a member of a cooperative group still claims is withheld from its new owner "
+                "until that member has released it. Not a Kafka setting.",
                 synonyms=(Synonym(COOPERATIVE_GUARD),),
             ),
         )

@@ -40,6 +40,7 @@ from gateway.config.log_options import LOG_LEVELS, LogFormat
 from gateway.config.secret_files import SUFFIX, SecretFileError, SecretFiles, read_secret, read_secret_files
 from gateway.config.security import listener_security
 from gateway.config.suggestions import did_you_mean, may_be_secret
+from gateway.config.without_effect import WITHOUT_EFFECT
 from storage.byte_store import BUCKET_URL
 from storage.database_url import parse_database_url
 from storage.roles import Address, Roles
@@ -291,8 +292,8 @@ OPTIONS: tuple[Option, ...] = (
         _advertised,
         None,
         "HOST:PORT",
-        "where clients are told to connect: short for advertised.listeners of the only listener; default: the listen "
-        "address, or this host's name if that is a wildcard",
+        "address that the node gives to clients: short for advertised.listeners of the only listener; default: the "
+        "listen address, or this host's name if that is a wildcard",
     ),
     _of_database(DATABASE_URL, _database_url, secret=True),
     _of_database(DATA_DIR, _directory),
@@ -368,19 +369,20 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 _BY_FIELD = {option.field: option for option in OPTIONS}
-_BROKER_VARIABLES = {f"{ENVIRONMENT_PREFIX}BROKER_{name.upper().replace('.', '_')}": name for name in BROKER_CONFIGS}
+_BROKER_SETTINGS = {**BROKER_CONFIGS, **WITHOUT_EFFECT}
+_BROKER_VARIABLES = {f"{ENVIRONMENT_PREFIX}BROKER_{name.upper().replace('.', '_')}": name for name in _BROKER_SETTINGS}
 _OTHER_VARIABLES = frozenset(
     {"SLUICE_CONFIG", "SLUICE_SET", "SLUICE_BOOTSTRAP", "SLUICE_COMMAND_CONFIG", "SLUICE_CONTEXT"}
 )
-"""Other variables of ours. The last two are defaults of commands that connect to a broker."""
+"""Other variables of ours. The last three are defaults of commands that connect to a broker."""
 _SET = "SLUICE_SET"
 _SECRET_VARIABLES = (
     *(option.variable for option in OPTIONS if option.secret),
-    *(variable for variable, name in _BROKER_VARIABLES.items() if BROKER_CONFIGS[name].type is ConfigType.PASSWORD),
+    *(variable for variable, name in _BROKER_VARIABLES.items() if _BROKER_SETTINGS[name].type is ConfigType.PASSWORD),
 )
 """Variables whose values may be read from files, in addition to SLUICE_SET."""
-TEST_PREFIX = "SLUICE_TEST_"
-"""Prefix of the test suite's variables. A gateway that the suite starts may inherit them."""
+_OTHER_PREFIXES = ("SLUICE_TEST_", "SLUICE_PIPELINE_")
+"""Prefixes of variables of the test suite and of `sluice-pipeline`. A gateway may inherit them."""
 _SERVICE_VARIABLE = re.compile(r"SLUICE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)")
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
 """Value that Kubernetes gives every container of a service called `sluice` or `sluice-...`: there, `SLUICE_PORT` is
@@ -550,7 +552,7 @@ def _load_listeners(
         warnings.append(f"advertise (from {options['advertise'].origin}) is ignored: advertised.listeners is given")
     if told_text is None:
         warnings.extend(
-            f"clients are told to connect to {render_address(listener.advertised)}, this host's name: "
+            f"the node tells clients to connect to {render_address(listener.advertised)}, this host's name: "
             f"set {'--advertise' if bound is None else 'advertised.listeners'} if they cannot"
             for listener in listeners
             if listener.bind[0] in WILDCARDS
@@ -559,6 +561,16 @@ def _load_listeners(
 
 
 def _check_security(listeners: Iterable[Listener], broker: BrokerConfig, given: Mapping[str, Value]) -> None:
+    names = {listener.name.lower() for listener in listeners}
+    if "controller.listener.names" in given:
+        # A broker may name listeners of other nodes: Kafka's files repeat the settings of those nodes' listeners.
+        names |= {name.strip().lower() for name in (given["controller.listener.names"].text or "").split(",")}
+    for name, value in given.items():
+        of_listener = name.startswith("listener.name.")
+        if of_listener and not any(name.startswith(f"listener.name.{each}.") for each in names):
+            mistaken = any(name.lower().startswith(f"listener.name.{each}.") for each in names)
+            hint = "; write the listener's name in lower case" if mistaken else ""
+            raise ConfigurationError(name, value.text or "", value.origin, f"there is no listener of this name{hint}")
     for listener in listeners:
         try:
             tls = listener_security(listener, broker).tls
@@ -571,14 +583,6 @@ def _check_security(listeners: Iterable[Listener], broker: BrokerConfig, given: 
         except ConfigError as error:
             origin = given[error.name].origin if error.name in given else "default"
             raise ConfigurationError(error.name, error.value or "", origin, error.reason) from error
-    names = {listener.name.lower() for listener in listeners}
-    if "controller.listener.names" in given:
-        # A broker may name listeners of other nodes: Kafka's files repeat the settings of those nodes' listeners.
-        names |= {name.strip().lower() for name in (given["controller.listener.names"].text or "").split(",")}
-    for name, value in given.items():
-        of_listener = name.startswith("listener.name.")
-        if of_listener and not any(name.startswith(f"listener.name.{each}.") for each in names):
-            raise ConfigurationError(name, value.text or "", value.origin, "there is no listener of this name")
 
 
 def _check_audit_log(parsed: Mapping[str, object], options: Mapping[str, Value]) -> None:
@@ -590,7 +594,7 @@ def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
     known = {option.variable for option in OPTIONS} | _BROKER_VARIABLES.keys() | _OTHER_VARIABLES
     known |= {variable + SUFFIX for variable in (*_SECRET_VARIABLES, _SET)}
     for name, text in environment.items():
-        if not name.startswith(ENVIRONMENT_PREFIX) or name in known or name.startswith(TEST_PREFIX):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in known or name.startswith(_OTHER_PREFIXES):
             continue
         if not _SERVICE_VARIABLE.fullmatch(name) and not (name.endswith("_PORT") and _SERVICE_URL.match(text)):
             shown = "…" if may_be_secret(name) else hide_password(text)

@@ -75,6 +75,7 @@ def test_a_listeners_own_settings_come_first_and_a_mechanisms_before_them() -> N
         (("sasl.enabled.mechanisms=OAUTHBEARER", f"{KEYS}=ftp://a/b"), KEYS, "must be https"),
         (("sasl.enabled.mechanisms=OAUTHBEARER", f"{KEYS}=file://host/b"), KEYS, "must be https"),
         (("listener.name.other.sasl.enabled.mechanisms=PLAIN",), "listener.name.other", "no listener of this name"),
+        (("listener.name.DOOR.sasl.enabled.mechanisms=PLAIN",), "listener.name.DOOR.sasl", "name in lower case"),
         (("listener.name.door.num.partitions=1",), "listener.name.door.num.partitions", "unknown broker setting"),
         (("listener.name.door.sasl.enabled.mechanisms=X",), "listener.name.door.sasl", "must be a list of PLAIN"),
     ],

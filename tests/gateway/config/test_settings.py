@@ -216,6 +216,10 @@ def test_variables_of_the_test_suite_and_of_others_are_ignored() -> None:
     load({}, (), {"SLUICE_TEST_DATABASE_URL": "x", "PATH": "/bin"})
 
 
+def test_variables_of_the_pipeline_are_ignored() -> None:
+    load({}, (), {"SLUICE_PIPELINE_JARS": "/opt/jars", "SLUICE_PIPELINE_MASTER": "local[2]"})
+
+
 def test_kubernetes_variables_of_a_service_named_sluice_are_ignored() -> None:
     load(
         {},

@@ -104,6 +104,23 @@ def test_setting_without_effect_is_accepted_at_start_with_a_warning() -> None:
     assert layers == [(ConfigSource.STATIC_BROKER_CONFIG, "8"), (ConfigSource.DEFAULT_CONFIG, "1")]
 
 
+def test_setting_without_effect_may_be_a_variable() -> None:
+    environment = {"SLUICE_BROKER_NUM_IO_THREADS": "8", "SLUICE_BROKER_MIN_INSYNC_REPLICAS": "2"}
+    configuration = load({}, (), environment)
+    assert [warning.partition(":")[0] for warning in configuration.warnings] == [
+        "min.insync.replicas (from environment SLUICE_BROKER_MIN_INSYNC_REPLICAS) has no effect here",
+        "num.io.threads (from environment SLUICE_BROKER_NUM_IO_THREADS) has no effect here",
+    ]
+
+
+def test_each_setting_whose_documentation_says_that_it_has_no_effect_gives_a_warning() -> None:
+    for key in BROKER_CONFIGS.values():
+        if key.internal or "effect" not in key.documentation:
+            continue
+        (warning,) = load({}, [f"{key.name}={render(key.default) or 1}"], {}).warnings
+        assert warning.startswith(f"{key.name} (from flag --set) has no effect here: "), warning
+
+
 def test_setting_without_effect_is_validated_and_a_secret_is_not_shown() -> None:
     with pytest.raises(ConfigError, match="Not a number of type INT"):
         parse_broker_configs({"num.io.threads": "many"})
