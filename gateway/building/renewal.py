@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 
 import structlog
@@ -68,7 +69,8 @@ class Renewal:
         self._marks = marks
 
     async def _renew(self) -> None:
-        given = (await asyncio.to_thread(self._settings.sources.load)).broker.static
+        loaded = await asyncio.to_thread(self._settings.sources.load)
+        given = loaded.broker.static
         async with self._altering:
             broker = self._catalog.broker
             changed = {
@@ -92,10 +94,17 @@ class Renewal:
                 now = self._catalog.broker
                 self._catalog.set_broker(parse_stored(static, now.dynamic, now.own)[0])
                 logger.info("settings were read again from their files", settings=sorted(renewed))
-        later = changed - renewed - self._told
+        later = (changed - renewed | _changed_options(self._settings, loaded)) - self._told
         if later:
             self._told |= later
             logger.warning("settings changed in a file; they take effect at the next start", settings=sorted(later))
+
+
+def _changed_options(before: Settings, now: Settings) -> set[str]:
+    """Return the names of the options that differ, except a URL that each new connection reads in its file."""
+    followed = {"broker"} if before.database_url_file is None else {"broker", "database_url"}
+    names = {field.name for field in fields(Settings) if field.compare} - followed
+    return {name.replace("_", "-") for name in names if getattr(before, name) != getattr(now, name)}
 
 
 def _is_renewable(name: str) -> bool:

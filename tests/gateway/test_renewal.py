@@ -11,6 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
+import structlog
 
 from gateway.app import App
 from gateway.building.database import DATABASE_PATIENCE_S
@@ -152,6 +153,22 @@ async def test_setting_altered_while_files_are_read_stays_in_effect(database_url
         assert "after" in node.catalog.broker.static[name]
         await node.catalog.refresh_if_changed()
         assert node.catalog.broker.message_max_bytes == 2000
+
+
+async def test_option_that_changes_in_a_file_is_named_in_the_log(database_url: str, tmp_path: Path) -> None:
+    headers, options = tmp_path / "headers", tmp_path / "sluice.toml"
+    headers.write_text("x-key=before")
+    options.write_text('log_level = "info"\n')
+    settings = load({}, (), {"SLUICE_OTLP_HEADERS_FILE": str(headers)}, str(options)).settings
+    async with admin_node(database_url) as node:
+        renewal = Renewal(settings, node.catalog, Certificates(), {}, asyncio.Lock())
+        await renewal.look()
+        replace(headers, "x-key=afterwards")
+        replace(options, 'log_level = "debug"\n')
+        with structlog.testing.capture_logs() as lines:
+            await renewal.look()
+    (line,) = [each for each in lines if "at the next start" in each["event"]]
+    assert line["settings"] == ["log-level", "otlp-headers"]
 
 
 async def test_start_with_a_refused_login_ends_without_waiting(database_url: str, tmp_path: Path) -> None:
