@@ -8,6 +8,7 @@ other part of the program, so they answer at once.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -121,7 +122,7 @@ def _users(parser: argparse.ArgumentParser) -> None:
         return run(given, settings_of)
 
     options = database_options()
-    add_broker_options(options)
+    add_broker_options(options, default="none, and the command uses the database")
     add_users(parser.add_subparsers(metavar="COMMAND", required=True), options, on_database)
 
 
@@ -160,11 +161,11 @@ def _mirror(parser: argparse.ArgumentParser) -> None:
 COMMANDS: dict[str, tuple[_Command, ...]] = {
     "Run a node": (
         _Command("serve", "serve Kafka clients", _serve),
-        _Command("test-server", "a Kafka for tests that is gone afterwards, alone or beside a command", _test_server),
+        _Command("test-server", "serve tests, alone or beside a command, and keep nothing", _test_server),
         _Command("config", "show each option's value and origin", _config),
     ),
     "Ask a broker (--bootstrap HOST:PORT)": (
-        _Command("topics", "topics: list, describe, create, alter, add-partitions, delete, tail", add_topics),
+        _Command("topics", "topics: list, describe, create, alter, delete, tail, and more", add_topics),
         _Command("groups", "consumer groups: list, describe, lag, reset-offsets, delete", _groups),
         _Command("transactions", "transactions: list, describe, abort", add_transactions),
         _Command("produce", "append the lines of stdin to a topic", add_produce),
@@ -174,25 +175,25 @@ COMMANDS: dict[str, tuple[_Command, ...]] = {
         _Command("acls", "permissions of principals: list, add, remove", add_acls),
         _Command("quotas", "limits of users, client ids and addresses: list, set, remove", add_quotas),
         _Command("cluster", "the cluster: its id, controller and nodes", add_cluster),
-        _Command("healthcheck", "do an ApiVersions round trip; exit code 0 or 1", _healthcheck),
+        _Command("healthcheck", "ask HOST:PORT (no --bootstrap) for its API versions; exit code 0 or 1", _healthcheck),
     ),
     "Move data": (_Command("mirror", "copy topics and group offsets from a Kafka cluster", _mirror),),
     "Ask the database (--config, --database-url, --data-dir)": (
-        _Command("nodes", "list the live nodes, their leases and how far they are behind", _nodes),
+        _Command("nodes", "list the live nodes, their leases, and how many changes each has not read yet", _nodes),
         _Command("doctor", "check Postgres, disk, clock, addresses and limits, and say what to do", _doctor),
-        _Command("users", "who may authenticate by SCRAM: add, list, delete; by a broker with --bootstrap", _users),
+        _Command("users", "users who authenticate by SCRAM: add, list, delete; by a broker with --bootstrap", _users),
         _Command("groups history", "what happened to a group, from the journal", _groups),
-        _Command("check", "read every record and say what is wrong", _check),
+        _Command("check", "read every record, and report damage", _check),
         _Command("backup", "copy the database and its records while a node serves", _backup),
-        _Command("restore", "make an empty data directory what a backup was", _restore),
+        _Command("restore", "fill an empty data directory, database or bucket from a backup", _restore),
     ),
     "Set up the command line": (
         _Command("context", "named clusters: list, show, set, use, delete", add_context),
         _Command("completion", "print a script that completes commands in bash, zsh or fish", _completion),
     ),
     "Look things up": (
-        _Command("apis", "list what is served", _apis),
-        _Command("decode", "show the fields of a message's body", _decode),
+        _Command("apis", "list the APIs and versions that a node serves", _apis),
+        _Command("decode", "show the fields of a request or a response", _decode),
     ),
 }
 """Commands, grouped by the system that they query, as `sluice --help` shows them."""
@@ -217,9 +218,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigurationError as error:
         print(f"sluice: {error}", file=sys.stderr)
         return EXIT_REFUSED
-    except BrokenPipeError:
-        # The reader has closed the pipe (`sluice config | head`); the interpreter must not fail when it flushes at
-        # exit.
+    except OSError as error:
+        # The reader has closed the pipe (`sluice config | head`), or no more output fits.
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            print(f"sluice: the output cannot be written: {error.strerror}", file=sys.stderr)
+        elif not isinstance(error, BrokenPipeError):
+            raise
+        # The interpreter must not fail when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except KeyboardInterrupt:

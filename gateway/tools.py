@@ -9,6 +9,7 @@ import os
 import socket
 import ssl
 import sys
+import time
 from collections.abc import Sequence
 from typing import cast
 
@@ -110,6 +111,7 @@ def _ask_api_versions(host: str, port: int, *, tls: TlsSettings | None) -> int:
     """Return the error code of an ApiVersions v0 response. Raise OSError or ProtocolError if no response arrives."""
     header = encode_request_header(RequestHeader(ApiKey.API_VERSIONS, 0, 1, "sluice-healthcheck"))
     frame = header + b"".join(encode(ApiVersionsRequest(), 0))
+    deadline_s = time.monotonic() + HEALTHCHECK_TIMEOUT_S
     with contextlib.ExitStack() as stack:
         connection = stack.enter_context(socket.create_connection((host, port), timeout=HEALTHCHECK_TIMEOUT_S))
         if tls is not None:
@@ -119,15 +121,17 @@ def _ask_api_versions(host: str, port: int, *, tls: TlsSettings | None) -> int:
             if tls.client_auth == "required":
                 return 0  # without a client certificate, the node answers only its half of the handshake
         connection.sendall(len(frame).to_bytes(4, "big") + frame)
-        answer = _receive(connection, int.from_bytes(_receive(connection, 4), "big"))
+        answer = _receive(connection, int.from_bytes(_receive(connection, 4, deadline_s), "big"), deadline_s)
     _, position = decode_response_header(ApiKey.API_VERSIONS, 0, answer)
     response, _ = decode(ApiVersionsResponse, 0, answer, position)
     return response.error_code
 
 
-def _receive(connection: socket.socket, size_bytes: int) -> bytes:
+def _receive(connection: socket.socket, size_bytes: int, deadline_s: float) -> bytes:
     received = bytearray()
     while len(received) < size_bytes:
+        # A timeout of 0 would mean that the socket does not block.
+        connection.settimeout(max(deadline_s - time.monotonic(), 0.001))
         part = connection.recv(min(size_bytes - len(received), 65536))
         if not part:
             raise ProtocolError("the connection was closed")

@@ -29,7 +29,9 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="JSON instead of tables")
 
 
-def add_broker_options(parser: argparse.ArgumentParser) -> None:
+def add_broker_options(
+    parser: argparse.ArgumentParser, default: str = f"$SLUICE_BOOTSTRAP, the context in use, or {DEFAULT_BOOTSTRAP}"
+) -> None:
     """Add the options for the broker to use and the time to wait."""
     parser.add_argument(
         "-b",
@@ -37,7 +39,7 @@ def add_broker_options(parser: argparse.ArgumentParser) -> None:
         "--bootstrap-server",
         type=addresses,
         metavar="HOST:PORT,…",
-        help=f"any broker of the cluster (default: $SLUICE_BOOTSTRAP, the context in use, or {DEFAULT_BOOTSTRAP})",
+        help=f"any broker of the cluster (default: {default})",
     )
     parser.add_argument("--timeout", type=seconds, default=10.0, metavar="SECONDS", help="for each answer (10)")
     parser.add_argument(

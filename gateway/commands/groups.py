@@ -106,14 +106,17 @@ def list_groups(cluster: Cluster, given: argparse.Namespace) -> int:
 
 def describe_group(cluster: Cluster, given: argparse.Namespace) -> int:
     if given.watch is not None:
-        return watch(lambda: _described(cluster, given), given.watch)
-    print(_described(cluster, given), end="")
-    return 0
+        return watch(lambda: _described(cluster, given)[0], given.watch)
+    text, silent = _described(cluster, given)
+    print(text, end="")
+    return _report_silent(silent)
 
 
-def _described(cluster: Cluster, given: argparse.Namespace) -> str:
+def _described(cluster: Cluster, given: argparse.Namespace) -> tuple[str, set[str]]:
+    """Return the text for a person or a program, and the partitions that do not answer."""
     group = view(cluster, given.group)
     partitions = _partition_rows(cluster, given.group, group.owners, group.pending)
+    silent = _silent(partitions)
     head = {
         "group": group.group_id,
         "type": group.type,
@@ -128,9 +131,9 @@ def _described(cluster: Cluster, given: argparse.Namespace) -> str:
     if given.json:
         whole = {**head, "members": group.members, "partitions": partitions}
         if given.watch is not None:
-            return json_text(whole) + "\n"
+            return json_text(whole) + "\n", silent
         show([whole], (), as_json=True, out=out)
-        return out.getvalue()
+        return out.getvalue(), silent
     show([head], tuple(head), as_json=False, out=out)
     for title, rows, columns in (
         ("Members", group.members, ("member", "instance", "client", "host", "assigned")),
@@ -141,7 +144,21 @@ def _described(cluster: Cluster, given: argparse.Namespace) -> str:
             show(rows, columns, as_json=False, out=out)
         else:
             out.write("none\n")
-    return out.getvalue()
+    return out.getvalue(), silent
+
+
+def _silent(partitions: Sequence[Row]) -> set[str]:
+    """Return the partitions that do not answer. The sum of the lag leaves them out."""
+    return {
+        f"{row['topic']}[{row['partition']}]" for row in partitions if row["log_end"] is None and row["lag"] is None
+    }
+
+
+def _report_silent(silent: Collection[str]) -> int:
+    """Name the partitions that do not answer, and return the exit code."""
+    if silent:
+        remark(f"the log of {', '.join(sorted(silent))} does not answer now, and the lag leaves it out: run this again")
+    return 1 if silent else 0
 
 
 def delete_groups(cluster: Cluster, given: argparse.Namespace) -> int:
@@ -188,9 +205,7 @@ def show_lag(cluster: Cluster, given: argparse.Namespace) -> int:
         if not partitions and group_id not in known:
             absent.append(no_group(group_id, known))
             continue
-        silent |= {
-            f"{row['topic']}[{row['partition']}]" for row in partitions if row["log_end"] is None and row["lag"] is None
-        }
+        silent |= _silent(partitions)
         if given.by_partition:
             rows += [{"group": group_id, **row} for row in partitions]
             continue
@@ -212,9 +227,7 @@ def show_lag(cluster: Cluster, given: argparse.Namespace) -> int:
     show(rows, columns, as_json=given.json)
     for said in absent:
         remark(said)
-    if silent:
-        remark(f"the log of {', '.join(sorted(silent))} does not answer now, and the lag leaves it out: run this again")
-    return 1 if absent or silent else 0
+    return max(_report_silent(silent), 1 if absent else 0)
 
 
 def _sum(rows: Sequence[Row], column: str) -> int | None:

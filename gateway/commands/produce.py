@@ -119,6 +119,10 @@ def _header(text: str) -> tuple[str, bytes]:
     name, equals, value = text.partition("=")
     if not equals:
         raise CommandError(f"--header {text}: write KEY=VALUE, e.g. source=import")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise CommandError(f"--header {text}: the key must be UTF-8") from None
     return name, value.encode(errors="surrogateescape")
 
 

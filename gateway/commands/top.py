@@ -33,7 +33,7 @@ class Group:
     type: str
     offsets: Mapping[TopicPartition, int]
     lag: int | None
-    """Number of records behind the log ends. None if nothing is committed."""
+    """Number of records behind the log ends. None if nothing is committed, or if a partition does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,8 @@ def look(cluster: Cluster, wanted: list[str]) -> Look:
             for key, offset in offsets[name].items()
             if key in bounds
         ]
-        lag = share_lags.get(name, sum(behind) if behind else None)
+        # If a partition does not answer, the lag of the group is unknown.
+        lag = share_lags.get(name, sum(behind) if behind and len(behind) == len(offsets[name]) else None)
         groups[name] = Group(str(listed[name]["state"]), str(listed[name]["type"]), offsets[name], lag)
     return Look(time.monotonic(), bounds, groups)
 

@@ -38,7 +38,9 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     )
     listing.set_defaults(command=list_transactions)
 
-    describing = commands.add_parser("describe", parents=[common], help="what the transaction of an id has taken in")
+    describing = commands.add_parser(
+        "describe", parents=[common], help="the open transaction of an id, with its partitions"
+    )
     describing.add_argument("id")
     describing.set_defaults(command=describe_transaction)
 

@@ -100,7 +100,11 @@ def mechanisms(given: argparse.Namespace) -> list[ScramMechanism]:
 def password(given: argparse.Namespace) -> str:
     """Read the password. It is never an argument, because everyone on the machine can read those."""
     if given.password_stdin:
-        found = sys.stdin.readline().rstrip("\r\n")
+        try:
+            found = sys.stdin.readline().rstrip("\r\n")
+            found.encode()
+        except UnicodeError:
+            raise CommandError("the password must be UTF-8") from None
     elif not sys.stdin.isatty():
         raise CommandError("no terminal to ask for the password: give it by --password-stdin")
     else:

@@ -19,6 +19,8 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gateway.config.log_options import LOG_LEVELS
+
 if TYPE_CHECKING:
     from gateway.testing.node import TestNode
 
@@ -38,7 +40,7 @@ def add_test_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--postgres-bin", type=Path, default=None, metavar="DIR", help="programs of a Postgres to use")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a broker setting")
     parser.add_argument("--print-bootstrap", action="store_true", help="print HOST:PORT once the server is ready")
-    parser.add_argument("--log-level", default="warning", metavar="LEVEL", help="of the lines on stderr (warning)")
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default="warning", help="of the lines on stderr (warning)")
     parser.add_argument("--control-fd", type=int, default=None, help=argparse.SUPPRESS)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND …", help="what to run beside it")
     parser.set_defaults(run=test_server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import socket
 import urllib.request
@@ -221,12 +222,14 @@ def test_a_reset_changes_committed_offsets(
             assert consume(member, 4 - new) == ["a", "b", "c", "d"][new:]
 
 
+@pytest.mark.parametrize("verb", ["lag", "describe"])
 def test_lag_names_the_partitions_that_do_not_answer_and_exits_with_1(
     sluice: Prompt,
     topic: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     gateway: GatewayProcess,
+    verb: str,
 ) -> None:
     group = f"g-{uuid.uuid4().hex[:8]}"
     produce(gateway, topic, 0, ["a", "b", "c", "d"])
@@ -238,9 +241,33 @@ def test_lag_names_the_partitions_that_do_not_answer_and_exits_with_1(
         return without_leader(response) if isinstance(request, ListOffsetsRequest) else response
 
     monkeypatch.setattr(Cluster, "ask", moving)
-    assert main(["groups", "lag", group, "-b", gateway.bootstrap]) == 1
+    assert main(["groups", verb, group, "-b", gateway.bootstrap]) == 1
     said = capsys.readouterr().err
     assert said == f"sluice: the log of {topic}[0] does not answer now, and the lag leaves it out: run this again\n"
+
+
+def test_top_shows_no_lag_of_a_group_of_which_a_partition_does_not_answer(
+    sluice: Prompt, gateway: GatewayProcess, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = f"g-{uuid.uuid4().hex[:8]}"
+    produce(gateway, topic, 0, ["a", "b", "c", "d"])
+    sluice("groups", "reset-offsets", group, "--topic", topic, "--to-earliest", "--execute")
+    top = ("top", group, "--once", "--interval", "0.1", "--json")
+    assert json.loads(sluice(*top))["groups"][0]["lag"] == 4
+    ask = Cluster.ask
+
+    def moving(self: Cluster, response_type: type[Any], request: object, **more: Any) -> Any:
+        response = ask(self, response_type, request, **more)
+        if not isinstance(request, ListOffsetsRequest):
+            return response
+        answered = [
+            dataclasses.replace(each, partitions=tuple(part for part in each.partitions if part.partition_index))
+            for each in response.topics
+        ]
+        return dataclasses.replace(response, topics=tuple(answered))
+
+    monkeypatch.setattr(Cluster, "ask", moving)
+    assert json.loads(sluice(*top))["groups"][0]["lag"] is None
 
 
 def test_a_reset_to_a_time_begins_at_that_millisecond(sluice: Prompt, gateway: GatewayProcess, topic: str) -> None:

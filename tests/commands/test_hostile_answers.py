@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +67,20 @@ def test_a_value_that_no_request_can_hold_is_one_line(sluice: Prompt, words: tup
     said = sluice(*words, code=1)
     assert said.startswith("sluice: ")
     assert said.count("\n") == 1
+
+
+def test_the_key_of_a_header_that_is_not_utf_8_is_one_line(sluice: Prompt, topic: str) -> None:
+    said = sluice("produce", topic, "-H", "\udcff=value", code=1)
+    assert said.startswith("sluice: --header ")
+    assert said.endswith(": the key must be UTF-8\n")
+
+
+def test_a_password_that_is_not_utf_8_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\n"), encoding="utf-8"))
+    assert main(["users", "add", "bob", "--password-stdin", "--data-dir", str(tmp_path / "absent")]) == 1
+    assert capsys.readouterr().err == "sluice: the password must be UTF-8\n"
 
 
 def test_an_error_that_only_newer_brokers_know_is_shown_by_its_number(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import os
 import re
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -69,6 +72,7 @@ def test_an_unknown_flag_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> N
         (["topics", "list", "--bootstrp=h:1"], "did you mean --bootstrap?"),
         (["topic", "list"], "there is no command 'topic'; did you mean topics?"),
         (["groups", "histry", "g"], "did you mean history?"),
+        (["test-server", "--log-level", "verbose"], "there is no 'verbose' (debug, info, warning, error)"),
         (["nothing-like-it"], "there is no command 'nothing-like-it'\n"),
     ],
 )
@@ -95,6 +99,13 @@ def test_a_command_that_asks_the_database_lists_no_option_of_a_node(
     assert flags >= {"--config", *of_database}
     others = {option.flag for option in OPTIONS} - of_database
     assert not flags & others
+
+
+def test_help_of_users_names_the_database_as_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["users", "list", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "any broker of the cluster (default: none, and the command uses the database)" in text
 
 
 def test_help_says_which_commands_ask_a_broker_and_which_the_database(capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,6 +224,31 @@ def test_healthcheck_without_a_gateway_is_exit_code_1(capsys: pytest.CaptureFixt
     assert "127.0.0.1:1 does not answer" in capsys.readouterr().err
 
 
+def test_healthcheck_ends_in_time_if_the_peer_answers_byte_by_byte(capsys: pytest.CaptureFixture[str]) -> None:
+    ended = threading.Event()
+
+    def drip(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(b"\0\0\0\x40")
+            for _ in range(64):
+                connection.sendall(b"\0")
+                if ended.wait(0.5):
+                    return
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        peer = threading.Thread(target=drip, args=(server,))
+        peer.start()
+        began_s = time.monotonic()
+        try:
+            assert main(["healthcheck", f"127.0.0.1:{server.getsockname()[1]}"]) == 1
+        finally:
+            ended.set()
+            peer.join()
+    assert time.monotonic() - began_s < 20
+    assert "does not answer: timed out" in capsys.readouterr().err
+
+
 def test_healthcheck_asks_the_given_address_and_not_the_listeners_of_the_environment(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +361,15 @@ def test_help_names_every_option() -> None:
     ).stdout
     assert "--database-url" in help_text
     assert "--set KEY=VALUE" in help_text
+
+
+def test_full_disk_behind_the_output_is_one_line_and_exit_code_1() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "gateway.cli", "apis"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.stderr == "sluice: the output cannot be written: No space left on device\n"
+    assert done.returncode == 1
 
 
 def test_closed_output_pipe_causes_no_traceback() -> None:
