@@ -232,6 +232,14 @@ def test_one_service_leads_outside_clients_to_all_nodes(tls: str, tmp_path: Path
 
 
 @needs_helm
+def test_a_setting_may_be_a_large_number_or_a_list(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text("settings: {log.retention.ms: 86400000, log.cleanup.policy: [compact, delete]}")
+    broker = settings(rendered(values), tmp_path).broker
+    assert (broker.log_retention_ms, broker.log_cleanup_policy) == (86_400_000, ("compact", "delete"))
+
+
+@needs_helm
 def test_a_changed_setting_restarts_the_nodes(tmp_path: Path) -> None:
     def annotations(partitions: int) -> Any:
         values = tmp_path / "values.yaml"
