@@ -277,7 +277,8 @@ def dashboard() -> dict[str, Any]:
         "templating": {
             "list": [
                 {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"},
-                _variable("instance", "Node", "label_values(sluice_build_info, instance)"),
+                # All nodes, and not all programs that Prometheus scrapes: each has the metrics of a process.
+                _variable("instance", "Node", "label_values(sluice_build_info, instance)", every=None),
                 _variable("topic", "Topic", "label_values(kafka_topic_partitions, topic)"),
                 _variable("group", "Group", "label_values(kafka_consumergroup_members, consumergroup)"),
             ]
@@ -305,7 +306,8 @@ def _panel(panel: Panel, position: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _variable(name: str, label: str, query: str) -> dict[str, Any]:
+def _variable(name: str, label: str, query: str, every: str | None = ".*") -> dict[str, Any]:
+    """Return a variable of the dashboard. `every` is the pattern for all values; None: the values themselves."""
     return {
         "name": name,
         "label": label,
@@ -317,7 +319,7 @@ def _variable(name: str, label: str, query: str) -> dict[str, Any]:
         "sort": 1,
         "multi": True,
         "includeAll": True,
-        "allValue": ".*",
+        "allValue": every,
         "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
     }
 

@@ -28,7 +28,7 @@ disable_created_metrics()
 OPERATIONS = ("install_routed", "install_owned", "remove_routed", "confirm_remove", "discarded")
 """Operations of reconciliation, by their names in `gateway/log/catalog.py`."""
 
-COMMIT_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0)
+COMMIT_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 10.0)
 REQUEST_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
 
 

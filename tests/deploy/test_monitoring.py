@@ -4,6 +4,7 @@ real server answers.
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from pathlib import Path
 import pytest
 import yaml
 from confluent_kafka import Consumer, Producer
+from prometheus_client import generate_latest
 
+from gateway.operate.metrics import Metrics
 from tests.closing import close
 from tests.deploy.prometheus import (
     DASHBOARD,
@@ -63,6 +66,12 @@ def test_the_dashboard_uses_only_documented_metrics() -> None:
         assert used <= series, title
 
 
+def test_choice_of_all_nodes_matches_no_other_program() -> None:
+    variables = {each["name"]: each for each in json.loads(DASHBOARD.read_text())["templating"]["list"]}
+    assert variables["instance"]["allValue"] is None
+    assert "sluice_build_info" in variables["instance"]["definition"]
+
+
 def test_compose_mounts_what_prometheus_and_grafana_read() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     mounted = {
@@ -79,6 +88,17 @@ def test_compose_mounts_what_prometheus_and_grafana_read() -> None:
     (scraped,) = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]
     (found,) = scraped["dns_sd_configs"]
     assert set(found["names"]) == {name for name, service in services.items() if service["image"] == "sluice"}
+
+
+def test_threshold_of_a_quantile_is_a_bucket_of_its_histogram() -> None:
+    """Prometheus guesses a quantile within a bucket, so a rule could fire far below its threshold."""
+    exported = generate_latest(Metrics().registry).decode()
+    rules = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"][0]["rules"]
+    found = [re.search(r"rate\((\w+_bucket)\[.* > ([\d.]+)$", rule["expr"]) for rule in rules]
+    thresholds = [each.groups() for each in found if each is not None]
+    assert len(thresholds) == 2
+    for name, threshold in thresholds:
+        assert f'{name}{{le="{threshold}"}}' in exported
 
 
 @needs_prometheus
