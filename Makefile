@@ -11,7 +11,7 @@ COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generat
 	--no-header --no-emit-index-url --no-emit-find-links
 ARGS ?=
 
-help: ## Say what there is
+help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(VENV)/run.stamp ## Serve on 127.0.0.1:9092 with an embedded Postgres, data in ./.sluice
