@@ -298,17 +298,17 @@ class Dispatch(Generic[S_contra]):
                 await asyncio.to_thread(_check_bounds, request, context, route.line.max_elements)
             elif len(frame) > MAX_ID_BYTES:
                 check_ids(request, context.client_id)
-            if stages.authorize is not None:
+            charged = None if stages.charge is None else stages.charge(context)  # with its authorization
+            if stages.authorize is not None and charged is None:
                 await stages.authorize(request, context)
             if stages.throttle is not None:
                 throttle_ms = _mute(connection, stages.throttle(request, context))
             if stages.prepare is not None and (preparing := stages.prepare(context)) is not None:
                 await preparing
-            charged = None if stages.charge is None else stages.charge(context)
             if charged is None:
                 response = await route.handler(request, context)
             else:
-                outcome, charged_ms = await charged(route.handler(request, context), context)
+                outcome, charged_ms = await charged(self._authorized(route, request, context), context)
                 throttle_ms = max(throttle_ms, _mute(connection, charged_ms))
                 if isinstance(outcome, Exception):
                     raise outcome
@@ -359,6 +359,12 @@ class Dispatch(Generic[S_contra]):
             del request
             await asyncio.sleep(0)
         return chunks
+
+    async def _authorized(self, route: _Route[S_contra], request: object, context: RequestContext[S_contra]) -> object:
+        """Authorize and handle a request. As in Kafka, quotas count the time of both: a refusal is work, too."""
+        if self._stages.authorize is not None:
+            await self._stages.authorize(request, context)
+        return await route.handler(request, context)
 
     async def refuse(self, frame: Frame, code: ErrorCode, message: str | None) -> Sequence[Buffer]:
         """Return the answer that refuses a request without handling it. Raise ProtocolError if the request has no

@@ -405,13 +405,20 @@ async def test_a_throttled_request_is_answered_with_its_time_and_mutes_its_conne
     assert 0.69 < connection.muted_until_s - before < 5
 
 
+@pytest.mark.parametrize("authorized", [True, False])
 @pytest.mark.parametrize(
     "error", [KafkaError(ErrorCode.UNKNOWN_MEMBER_ID), StorageUnavailable("away"), KeyError("bug")]
 )
-async def test_work_on_a_request_that_fails_mutes_its_connection_too(error: Exception) -> None:
+async def test_work_on_a_request_that_fails_mutes_its_connection_too(error: Exception, authorized: bool) -> None:
     quotas = Quotas({frozenset({(EntityType.USER, "ANONYMOUS")}): {QuotaKey.REQUEST_PERCENTAGE: 1e-9}})
-    stages = Stages(charge=Throttles(lambda: quotas).around)
-    table = Table(line(ApiKey.HEARTBEAT, 0, 4, raising(error)), stages=stages)
+
+    async def authorize(request: object, context: RequestContext) -> None:
+        if not authorized:
+            raise error
+
+    stages = Stages(authorize=authorize, charge=Throttles(lambda: quotas).around)
+    handler = raising(error) if authorized else accept
+    table = Table(line(ApiKey.HEARTBEAT, 0, 4, handler), stages=stages)
     connection = ConnectionInfo("c", "/127.0.0.1")
     header = encode_request_header(RequestHeader(12, 4, 1, None))
     (answer,) = await table.dispatch.handle(header + b"".join(codec.encode(HeartbeatRequest(), 4)), connection)
