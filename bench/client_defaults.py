@@ -45,7 +45,7 @@ JAVA_SOURCE = Path(__file__).parent / "Produce.java"
 @dataclass(frozen=True, slots=True)
 class StockProducer:
     name: str
-    """The client's part of its workloads' names."""
+    """Name of the client, which is a part of the names of its workloads."""
     says: Callable[[], str]
     """Return the producer with its version and settings, as the end of a sentence that contains "by"."""
     command: Callable[[], Sequence[str]]

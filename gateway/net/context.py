@@ -41,7 +41,7 @@ class Principal:
     name: str
     type: str = "User"
     by_token: bool = field(default=False, compare=False)
-    """True if a delegation token has shown the identity. The principal compares equal all the same."""
+    """True if the client authenticated by a delegation token. Comparisons of principals ignore this."""
 
     def __str__(self) -> str:
         return f"{self.type}:{self.name}"

@@ -30,7 +30,7 @@ MAX_NAME_SHOWN = 249
 """Length of the longest topic name; other names may have 32 KiB."""
 
 _HARDCODED = "hardcode"
-"""Stands for any name; upstream asks with the same text."""
+"""Name of a resource that stands for any name, as in Kafka."""
 
 
 class Describing:

@@ -227,9 +227,9 @@ class Draft:
     # --- subscriptions and the target -------------------------------------------------------------------------------
 
     def see_topics(self, postponed: str = "") -> bool:
-        """Compare what members subscribe to with the current topics. Return whether that differs from what the group
-        epoch was decided with: other topics, other partitions of them, or other topics that a pattern may show. The
-        postponed pattern shows nothing yet."""
+        """Match the members' subscriptions with the current topics. Return whether the group epoch was decided with
+        other topics, other partitions of them, or other topics that a pattern matches. The postponed pattern matches no
+        topic yet."""
         self.postponed = postponed
         read = {read_as(subscription, self.cluster.describing) for subscription in self.subscriptions}
         in_use = {text for _, text, _ in read if text not in ("", postponed)}
