@@ -255,7 +255,7 @@ class Archive:
         return {(log.topic, log.partition): log.end for log in logs}
 
     def _plan(self, until: Mapping[Partition, int] | None) -> Planned:
-        logs = self._cluster.logs(self._chosen(), read_committed=self._read_committed)
+        logs = self._passed(self._cluster.logs(self._chosen(), read_committed=self._read_committed))
         fresh = [
             log
             for log in logs
@@ -273,11 +273,27 @@ class Archive:
             limit = min(limit, max(1, int(self._arguments.max_rate * max(self._arguments.interval, 1.0))))
         batch = plan(self._progress, logs, self._starting, self._run_id, limit, until)
         batch = self._with_settings(batch)
-        unfinished = self._unfinished(batch, logs)
+        unfinished = self._unfinished(batch)
         if unfinished is not None:
             batch = unfinished
         self._report_lost(batch.lost)
         return Planned(batch, logs)
+
+    def _passed(self, logs: Sequence[Log]) -> Sequence[Log]:
+        """Return `logs`, with later ends for those of which an earlier run has archived an open transaction, with
+        --isolation read_uncommitted. Without this, the last stable offset would look like a truncated log.
+        """
+        held = self._progress.next
+        early = {log.topic for log in logs if log.end < held.get((log.topic, log.partition), 0)}
+        if not early or not self._read_committed:
+            return logs
+        ends = {(log.topic, log.partition): log.end for log in self._cluster.logs(sorted(early), read_committed=False)}
+
+        def end(log: Log) -> int:
+            key = (log.topic, log.partition)
+            return max(log.end, min(held.get(key, 0), ends.get(key, 0)))
+
+        return [replace(log, end=end(log)) for log in logs]
 
     def _start_of(self, fresh: Sequence[Log]) -> dict[Partition, int]:
         """Return the first offset of each partition that is new to the archive.
@@ -306,9 +322,11 @@ class Archive:
                     "defaults; allow DescribeConfigs on the topic to archive them",
                     event="settings", topic=name,
                 )  # fmt: skip
-        return replace(batch, after=replace(batch.after, settings={**batch.after.settings, **self._settings}))
+        # A topic may have been deleted since a batch with its first records failed.
+        own = {name: self._settings[name] for name in batch.after.topic_ids.keys() & self._settings.keys()}
+        return replace(batch, after=replace(batch.after, settings={**batch.after.settings, **own}))
 
-    def _unfinished(self, batch: Batch, logs: Sequence[Log]) -> Batch | None:
+    def _unfinished(self, batch: Batch) -> Batch | None:
         """Return a batch whose dead letters are committed but whose records are not, as an earlier run or an earlier
         attempt of this run planned it.
         """
@@ -317,6 +335,8 @@ class Archive:
         planned = last_progress(self._spark, self._dead_letters)
         if planned is None or planned.batch != batch.after.batch:
             return None
+        # The earlier run may have archived more topics than this one.
+        logs = self._cluster.logs(sorted(planned.topic_ids), read_committed=self._read_committed)
         return plan_again(self._progress, planned, logs, batch.left)
 
     def _report_lost(self, lost: Sequence[Range]) -> None:
@@ -352,7 +372,7 @@ class Archive:
                 batch, letters = self._without_unfit(batch, error)
                 self._store(batch, letters)
         # Another run may have planned and committed a batch with the same number.
-        after, rows = self._committed(batch.after)
+        after, rows = self._committed(self._out, batch.after)
         self._progress, self._letters_may_be_ahead = after, False
         seconds = time.monotonic() - started
         self._publish(planned, rows, seconds)
@@ -393,20 +413,21 @@ class Archive:
         return Batch(ranges, batch.lost, after, left), found.letters
 
     def _store(self, batch: Batch, letters: Sequence[unfit.Row] = ()) -> None:
-        """Commit the records of a batch together with its progress. The caller has committed its
-        dead letters before.
-        """
+        """Commit the dead letters of a batch, and then its records together with its progress."""
         records, after = self._records(batch), batch.after
-        unreadable = self._spark.createDataFrame(list(letters), DEAD_LETTER) if letters else None
+        dead = None
+        if letters:
+            table.create(self._spark, self._dead_letters, DEAD_LETTER, [Part("topic")])
+            dead = self._spark.createDataFrame(list(letters), DEAD_LETTER)
         if self._typing is not None and batch.ranges:
             records = self._typing.apply(records, self._stored_type())
-            dead = records.where(F.col("reason").isNotNull()).select(*(field.name for field in DEAD_LETTER.fields))
-            dead = dead if unreadable is None else dead.unionByName(unreadable)
-            table.append(dead, self._dead_letters, APPLICATION, after.batch, after.to_json())
+            bad = records.where(F.col("reason").isNotNull()).select(*(field.name for field in DEAD_LETTER.fields))
+            dead = bad if dead is None else bad.unionByName(dead)
             records = records.drop("reason")
-        elif unreadable is not None:
-            table.create(self._spark, self._dead_letters, DEAD_LETTER, [Part("topic")])
-            table.append(unreadable, self._dead_letters, APPLICATION, after.batch, after.to_json())
+        if dead is not None:
+            table.append(dead, self._dead_letters, APPLICATION, after.batch, after.to_json())
+            # If the dead letters of this number are another job's, this batch would be archived without its own.
+            self._committed(self._dead_letters, after)
         table.append(
             records, self._out, APPLICATION, after.batch, after.to_json(), merge_schema=self._typing is not None
         )
@@ -438,23 +459,23 @@ class Archive:
     def _stored_type(self) -> Any:
         return typed.stored_type(table.schema(self._spark, self._out))
 
-    def _committed(self, after: Progress) -> tuple[Progress, int]:
-        """Return the progress and the number of rows of this run's last commit. Raise PipelineError if another run
-        committed this batch.
+    def _committed(self, where: str, after: Progress) -> tuple[Progress, int]:
+        """Return the progress and the number of rows of this run's last commit to a table. Raise PipelineError if
+        another run committed this batch.
 
         The progress may be another than `after`, if an earlier attempt committed the batch and its answer was lost.
         """
-        for commit in table.commits(self._spark, self._out):
+        for commit in table.commits(self._spark, where):
             found = Progress.from_json(commit.metadata) if commit.metadata else None
             if found is None:
                 continue
             if (found.batch, found.run) != (after.batch, after.run):
                 raise PipelineError(
-                    f"Another archive job writes to {self._out}: batch {after.batch} is not this run's.",
+                    f"Another archive job writes to {where}: batch {after.batch} is not this run's.",
                     "Stop one of the two jobs; the committed records are right.",
                 )
             return found, commit.rows
-        raise PipelineError(f"The log of {self._out} does not hold batch {after.batch}.", "Start the job again.")
+        raise PipelineError(f"The log of {where} does not hold batch {after.batch}.", "Start the job again.")
 
     def _publish(self, planned: Planned, rows: int, seconds: float) -> None:
         positions = self._progress.next

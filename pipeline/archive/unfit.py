@@ -16,7 +16,7 @@ from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException
 from pyspark.errors import PySparkException
 
 from pipeline.archive.plan import Range
-from pipeline.kafka import offset_of
+from pipeline.kafka import Partition, offset_of
 from pipeline.schema import TIMESTAMP_TYPES
 
 # Spark counts microseconds in 64 bits.
@@ -64,11 +64,17 @@ def find(settings: Mapping[str, str], ranges: Sequence[Range], *, read_committed
         }
     )
     found = Found()
+    ended: set[Partition] = set()
     try:
         for each in ranges:
-            if len(found.letters) == MAX_UNFIT:
-                break
-            found.ranges.append(_search(consumer, each, found))
+            key = (each.topic, each.partition)
+            if len(found.letters) == MAX_UNFIT or key in ended:
+                continue
+            searched = _search(consumer, each, found)
+            found.ranges.append(searched)
+            if searched.end < each.end:
+                # Further pieces of the partition belong to the next batch, as the rest of this one does.
+                ended.add(key)
     finally:
         consumer.close()
     return found

@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.avro.functions import to_avro
@@ -16,6 +16,7 @@ from pyspark.sql.avro.functions import to_avro
 from pipeline import table
 from pipeline.archive import unfit
 from pipeline.archive.job import last_progress
+from pipeline.archive.plan import Range
 from pipeline.errors import PipelineError
 from pipeline.kafka import Cluster
 from pipeline.partitioners import murmur2
@@ -365,6 +366,103 @@ def test_dead_letters_of_another_archive_are_refused(spark: SparkSession, gatewa
     table.drop(spark, out)
     with pytest.raises(PipelineError, match="holds dead letters of another archive"):
         jobs.archive(spark, gateway.bootstrap, out, "--topics", one, *given)
+
+
+def test_typed_batch_whose_dead_letters_are_committed_is_finished_with_a_topic_that_is_named_no_more(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    one, two = (topics.fresh(gateway.bootstrap, 1) for _ in range(2))
+
+    def fill(count: int) -> None:
+        for topic in (one, two):
+            topics.fill(gateway.bootstrap, topic, [(0, None, b"bad", topics.START_MS, [])] * count)
+
+    fill(1)
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", f"{one},{two}", "--value", "json")
+    fill(2)
+    with jobs.dying_before_the_commit_of(out), pytest.raises(jobs.DiedError):
+        jobs.archive(spark, gateway.bootstrap, out, "--topics", f"{one},{two}", "--value", "json")
+    told = jobs.archive(spark, gateway.bootstrap, out, "--topics", one, "--value", "json")
+    assert told.events("lost") == []
+    assert (held(spark, out), held(spark, f"{out}_dead_letters")) == (6, 6)
+
+
+def test_job_whose_dead_letters_are_another_jobs_does_not_archive_their_batch(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic, whole = topics.fresh(gateway.bootstrap, 1), table.append
+    topics.fill(gateway.bootstrap, topic, [(0, None, b"bad", topics.START_MS, [])] * 3)
+    given = ("--topics", topic, "--value", "json")
+    small = jobs.archive_job_of(spark, gateway.bootstrap, out, *given, "--max-batch-records", "1")
+    large = jobs.archive_job_of(spark, gateway.bootstrap, out, *given)
+    small.open()
+    large.open()
+    pending = [small]
+
+    def overtaken(*given: Any, **named: Any) -> None:
+        if pending:
+            with (
+                patch.object(table, "append", whole),
+                jobs.dying_before_the_commit_of(out),
+                pytest.raises(jobs.DiedError),
+            ):
+                pending.pop().step_once()
+        whole(*given, **named)
+
+    with patch.object(table, "append", overtaken), pytest.raises(PipelineError, match="Another archive job writes to"):
+        large.step_once()
+    assert held(spark, out) == 0
+    jobs.archive(spark, gateway.bootstrap, out, *given)
+    dead = spark.read.format("delta").load(f"{out}_dead_letters")
+    assert sorted(row.offset for row in dead.collect()) == [0, 1, 2]
+    assert held(spark, out) == 3
+
+
+def test_topic_that_is_deleted_before_its_first_batch_is_committed_is_left_out(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    stays, goes = (topics.fresh(gateway.bootstrap, 1) for _ in range(2))
+    for topic in (stays, goes):
+        topics.fill(gateway.bootstrap, topic, topics.records(10, 1))
+    given = ("--topics", f"{stays},{goes}", "--on-data-loss", "continue")
+    job = jobs.archive_job_of(spark, gateway.bootstrap, out, *given)
+    job.open()
+    with jobs.dying_before_the_commit_of(out), pytest.raises(jobs.DiedError):
+        job.step_once()
+    topics.delete(gateway.bootstrap, goes)
+    job.step_once()
+    assert held(spark, out) == 10
+    assert jobs.verify(spark, gateway.bootstrap, out).code == 0
+
+
+def test_archive_of_an_open_transaction_goes_on_with_committed_records_only(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 1)
+    producer = Producer({"bootstrap.servers": gateway.bootstrap, "transactional.id": topic})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    for _ in range(10):
+        producer.produce(topic, b"v", partition=0)
+    producer.flush(60)
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic, "--isolation", "read_uncommitted")
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    assert held(spark, out) == 10
+    producer.commit_transaction(60)
+    topics.fill(gateway.bootstrap, topic, topics.records(5, 1))
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    assert held(spark, out) == 15
+    assert jobs.verify(spark, gateway.bootstrap, out).code == 0
+
+
+def test_search_of_a_partition_ends_where_it_has_found_too_much(gateway: GatewayProcess) -> None:
+    topic = topics.fresh(gateway.bootstrap, 1, message_timestamp_after_max_ms=str(2**63 - 1))
+    count = 2 * unfit.MAX_HOLES + 20
+    times = [2**62 if n % 2 else topics.START_MS for n in range(count)]
+    topics.fill(gateway.bootstrap, topic, [(0, None, b"v", at, []) for at in times])
+    pieces = [Range(topic, 0, 0, count - 5), Range(topic, 0, count - 4, count)]
+    found = unfit.find({"bootstrap.servers": gateway.bootstrap}, pieces, read_committed=True)
+    assert found.ranges == [Range(topic, 0, 0, 2 * unfit.MAX_HOLES)]
 
 
 def test_an_avro_archive_takes_a_newer_schema_and_sets_bad_rows_aside(
