@@ -252,8 +252,9 @@ class _Consumer(ConnectedMachine[ConsumerGroup], EpochMachine[ConsumerGroup]):
         return state_of(group).value
 
     def subscribed_topics(self, group: ConsumerGroup) -> frozenset[str] | None:
-        # Patterns of a group that was read back are matched at the next request of one of its members.
-        return subscribed_topics(group) if group.seen is not None or not group.members else None
+        # Patterns of a group that was read back are matched at the next request of a member, as a postponed one is.
+        is_resolved = group.seen is not None and not group.postponed
+        return subscribed_topics(group) if is_resolved or not group.members else None
 
     def restore(
         self,

@@ -437,6 +437,16 @@ def test_topics_named_beside_a_new_pattern_are_assigned_an_epoch_before_those_it
     assert scene.beat("a", 2, {"logs-a": {0}, "t": {0}}) == (2, None)
 
 
+def test_topics_of_a_group_are_unknown_until_a_postponed_pattern_is_resolved():
+    """Offsets of topics that a Stable group does not read may expire or be deleted."""
+    scene = Scene({"logs-a": 1, "t": 1})
+    scene.join("a", "t", subscribed_topic_regex="logs-.*")
+    summary = CONSUMER.summary(scene.group)
+    assert (summary.is_stable, summary.subscribed_topics) == (True, None)
+    scene.beat("a", 1, {"t": {0}})
+    assert CONSUMER.summary(scene.group).subscribed_topics == {"logs-a", "t"}
+
+
 def test_any_heartbeat_of_the_group_resolves_a_postponed_pattern():
     scene = Scene({"logs-a": 1, "t": 2})
     scene.join("a", "t")
