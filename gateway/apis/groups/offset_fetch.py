@@ -267,7 +267,7 @@ async def _fetch_together(
             services.idle_owners.asked_offsets(
                 group.group_id, connection.connection_id, client_id, connection.client_host
             )
-    awaited = {group.group_id: _awaited(group, require_stable, context) for group in told}
+    awaited = {group.group_id: await _awaited(group, require_stable, context) for group in told}
     wanted = [
         (group.group_id, topic.topic_id, index)
         async for group in in_pieces(told)
@@ -341,16 +341,16 @@ def _refusal(
     return None if code is None else KafkaError(code)
 
 
-def _awaited(
+async def _awaited(
     asked: _AskedGroup, require_stable: bool, context: RequestContext[OffsetFetchServices]
 ) -> frozenset[tuple[str, int]]:
     """Return the partitions that the asking member will own and whose old owner is not done. This runs before the
     offsets are read, so an offset that is settled now is among them. A new owner that cannot be asked to retry
     continues from the answer, and the group is informed."""
-    groups, connection, group_id = context.services.groups, context.connection, asked.group_id
-    group = groups.settled(group_id)
+    groups, connection = context.services.groups, context.connection
+    group = groups.settled(asked.group_id)
     if isinstance(group, ConsumerGroup) and group.unsettled:
-        return _awaited_since_classic(group, require_stable, context)
+        return await _awaited_since_classic(group, asked, require_stable, context)
     if not isinstance(group, Group) or not group.handoffs:
         return frozenset()
     if require_stable:
@@ -358,14 +358,13 @@ def _awaited(
         named = asked.member_id or ""
         return awaited_by(group, connection.connection_id, client_id, client_host, named)
     target = member_on(group, connection.connection_id)
-    passed = awaited_by(group, connection.connection_id, "", "") if target is not None else frozenset[tuple[str, int]]()
-    if target is not None and passed:
-        groups.tell_group(group_id, HandoffProgress(passed=tuple((target, *partition) for partition in passed)))
+    if target is not None:
+        await _tell_passed(asked, target, awaited_by(group, connection.connection_id, "", ""), context)
     return frozenset()
 
 
-def _awaited_since_classic(
-    group: ConsumerGroup, require_stable: bool, context: RequestContext[OffsetFetchServices]
+async def _awaited_since_classic(
+    group: ConsumerGroup, asked: _AskedGroup, require_stable: bool, context: RequestContext[OffsetFetchServices]
 ) -> frozenset[tuple[str, int]]:
     """Do the same for waits that began before the group became a consumer group."""
     services, connection = context.services, context.connection
@@ -380,10 +379,29 @@ def _awaited_since_classic(
     )
     if require_stable:
         return named
-    if asker is not None and named:
-        passed = tuple((asker, *partition) for partition in named)
-        services.groups.tell_group(group.group_id, HandoffProgress(passed=passed))
+    if asker is not None:
+        await _tell_passed(asked, asker, named, context)
     return frozenset()
+
+
+async def _tell_passed(
+    asked: _AskedGroup,
+    target: MemberId,
+    awaited: frozenset[tuple[str, int]],
+    context: RequestContext[OffsetFetchServices],
+) -> None:
+    """Inform the group that the target continues from the offsets of the awaited partitions that it requests."""
+    if awaited and asked.topics is not None:
+        by_id, catalog = context.version >= BY_ID_FROM, context.services.catalog
+        awaited &= {
+            (topic.name, index)
+            async for one in in_pieces(asked.topics)
+            if (topic := topic_of(one, by_id, catalog)) is not None
+            async for index in in_pieces(one.partition_indexes)
+        }
+    if awaited:
+        progress = HandoffProgress(passed=tuple((target, *partition) for partition in awaited))
+        context.services.groups.tell_group(asked.group_id, progress)
 
 
 async def _unstable(fetched: list[_FetchedTopic], awaited: frozenset[tuple[str, int]]) -> list[_FetchedTopic]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from gateway.apis.groups.offset_fetch import MANY_GROUPS_FROM
 from gateway.coordinator.handoff import HandoffMode, HandoffSettings
 from gateway.groups.offset_committer import OffsetCommitter
 from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
@@ -163,32 +164,59 @@ async def test_offset_fetch_of_a_classic_group_ignores_the_member(node: GroupNod
     assert group.topics[0].partitions[0].committed_offset == 5
 
 
+DRAIN = replace(QUICK, handoff=HandoffSettings(HandoffMode.DRAIN, 30_000))
+
+
+async def hand_over(node: GroupNode, *partitions: int) -> Topic:
+    """Let the leader assign all partitions of a topic to one member, and then to the member on connection c2, which
+    waits for them."""
+    topic = await node.create_topic("t", len(partitions))
+    told = encode_subscription(Subscription(1, ("t",)))
+    share, nothing = (encode_assignment(Assignment(1, each)) for each in ((TopicPartition("t", partitions),), ()))
+    one, two = (node.member(G, name, metadata=told) for name in ("c1", "c2"))
+    await settle(one, two)
+    for first, second in ((share, nothing), (nothing, share)):
+        await asyncio.gather(one.join(), two.join())
+        leader, follower = (one, two) if one.members else (two, one)
+        follower.sync()
+        await reply_of(leader.sync({one.member_id: first, two.member_id: second}))
+    return topic
+
+
 @pytest.mark.parametrize("version", [9, 10])
 async def test_new_owner_waits_also_for_a_group_that_is_not_in_memory(database_url: str, version: int) -> None:
     """A waiting member asks again and again. After a change of the coordinator its OffsetFetch is often the first
     request for the group there. From version 10 on, it names topics by their ids."""
     await forget_everything(database_url)
-    drain = replace(QUICK, handoff=HandoffSettings(HandoffMode.DRAIN, 30_000))
-    told = encode_subscription(Subscription(1, ("t",)))
-    share, nothing = (
-        encode_assignment(Assignment(1, (TopicPartition("t", (0,)),))),
-        encode_assignment(Assignment(1, ())),
-    )
-    async with group_node(database_url, settings=drain) as node:
-        topic = await node.create_topic("t")
-        one, two = (node.member(G, name, metadata=told) for name in ("c1", "c2"))
-        await settle(one, two)
-        for first, second in ((share, nothing), (nothing, share)):
-            await asyncio.gather(one.join(), two.join())
-            leader, follower = (one, two) if one.members else (two, one)
-            follower.sync()
-            await reply_of(leader.sync({one.member_id: first, two.member_id: second}))
+    async with group_node(database_url, settings=DRAIN) as node:
+        topic = await hand_over(node, 0)
         named = topic.topic_id if version >= 10 else "t"
         unsettled = {(named, 0): (-1, -1, "", ErrorCode.UNSTABLE_OFFSET_COMMIT)}
         assert await fetched(node, version, [(topic, (0,))]) == unsettled
         node.groups.shard_lost(node.leases.shard_of(G))
         assert G not in node.groups.group_ids()
         assert await fetched(node, version, [(topic, (0,))]) == unsettled
+
+
+@pytest.mark.parametrize("version", [7, 10])
+async def test_read_without_require_stable_ends_the_wait_for_the_requested_partition_alone(
+    database_url: str, version: int
+) -> None:
+    await forget_everything(database_url)
+    async with group_node(database_url, settings=DRAIN) as node:
+        topic = await hand_over(node, 0, 1)
+        if version >= MANY_GROUPS_FROM:
+            named = OffsetFetchRequestTopics(name="t", topic_id=topic.topic_id, partition_indexes=(1,))
+            request = OffsetFetchRequest(groups=(OffsetFetchRequestGroup(group_id=G, topics=(named,)),))
+        else:
+            only = OffsetFetchRequestTopic(name="t", partition_indexes=(1,))
+            request = OffsetFetchRequest(group_id=G, topics=(only,))
+        await node.ask(request, version, connection="c2")
+        await node.groups.view(G)
+        assert await fetched(node, 9, [(topic, (0, 1))]) == {
+            ("t", 0): (-1, -1, "", ErrorCode.UNSTABLE_OFFSET_COMMIT),
+            ("t", 1): (-1, -1, "", NONE),
+        }
 
 
 @pytest.mark.parametrize("version", range(1, 8))
