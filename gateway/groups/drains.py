@@ -230,7 +230,9 @@ class Drains:
         """Return topic id and index of the partition; None if it does not exist."""
         named = each.topic
         topic = self._catalog.get_by_id(named) if isinstance(named, UUID) else self._catalog.get(named)
-        return None if topic is None or each.partition >= len(topic.partitions) else (topic.topic_id, each.partition)
+        if topic is None or not 0 <= each.partition < len(topic.partitions):
+            return None
+        return topic.topic_id, each.partition
 
     async def _mark(self, each: Draining, partition: tuple[UUID, int], committed: int) -> int | None:
         """Return the offset up to which the source was served records; None if it was served none. If the offset is

@@ -226,8 +226,8 @@ def test_assignments_of_unknown_members_topics_or_partitions_are_reported() -> N
     scene = Watched()
     a, b = two(scene)
     scene.sync("b", b)
-    scene.sync("a", a, {a: given(0, 1, 7), b: given(2, topic="u"), "stranger": given(2)})
-    assert scene.only(Violation.NO_SUCH_PARTITION).partitions == (("t", 7),)
+    scene.sync("a", a, {a: given(-1, 0, 1, 7), b: given(2, topic="u"), "stranger": given(2)})
+    assert scene.only(Violation.NO_SUCH_PARTITION).partitions == (("t", -1), ("t", 7))
     assert scene.only(Violation.NOT_SUBSCRIBED).partitions == (("u", 2),)
     assert scene.only(Violation.UNKNOWN_MEMBER).members == ("stranger",)
 

@@ -61,7 +61,7 @@ def see_topics(group: Group, cluster: Cluster, now_ms: int, settings: Settings) 
     def each_left() -> Iterator[Handoff | None]:
         for each in draft.handoffs:
             topic = cluster.topics.get(each.topic)
-            if topic is not None and each.partition < topic.partition_count:
+            if topic is not None and 0 <= each.partition < topic.partition_count:
                 yield each
             else:
                 tell_if_pending(draft, each, HandoffEnd.PARTITION_DELETED)

@@ -273,7 +273,7 @@ def _generation_assigned(group: Group, watch: Watch, found: _Findings, cluster: 
                 found.add_all(Violation.MOVED_WHILE_CLAIMED, (member.member_id, *sorted(others)), partition)
             if claim is not None and partition[0] not in claim.topics:
                 found.add(Violation.NOT_SUBSCRIBED, member.member_id, partition)
-            if topic is not None and partition[1] >= topic.partition_count:
+            if topic is not None and not 0 <= partition[1] < topic.partition_count:
                 found.add(Violation.NO_SUCH_PARTITION, member.member_id, partition)
     for partition, times in given.items():
         if times > 1:

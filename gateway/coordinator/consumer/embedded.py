@@ -31,7 +31,12 @@ def _first(classic: ClassicProtocol) -> tuple[str, bytes]:
 
 
 def by_id(named: Iterable[tuple[str, Iterable[int]]], cluster: Cluster) -> Partitions:
-    return partitions_of((cluster.topics[name].topic_id, indexes) for name, indexes in named if name in cluster.topics)
+    """Return these partitions. Those with a negative number exist in no topic, and no assignor expects them."""
+    return partitions_of(
+        (cluster.topics[name].topic_id, (index for index in indexes if index >= 0))
+        for name, indexes in named
+        if name in cluster.topics
+    )
 
 
 def assignment(held: Partitions, version: int, cluster: Cluster) -> bytes:

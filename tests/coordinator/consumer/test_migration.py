@@ -498,6 +498,14 @@ def test_owned_partitions_in_a_subscription_do_not_hinder_an_upgrade():
 
 
 def test_only_a_join_upgrades():
+def test_partition_with_a_negative_number_does_not_hinder_an_upgrade():
+    """A leader's assignor may assign such a partition, which does not exist."""
+    scene = Mixed()
+    generation = scene.classic_group({"k": {"t": {-1, 0, 1, 2}}})
+    assert scene.told(scene.enter("a")) == (generation + 1, {"t": {3}})
+    assert held(scene) == {"k": {"t": {0, 1, 2}}, "a": {"t": {3}}}
+
+
     """A member that has not noticed the downgrade sends a heartbeat. The coordinator must ask it to rejoin, because
     GROUP_ID_NOT_FOUND would end the client.
     """

@@ -21,10 +21,11 @@ from gateway.groups.marks import Marks
 from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
 from storage.offsets import OffsetStore
 from storage.types import CommittedOffset, PartitionKey, PartitionState
-from tests.gateway.group_node import QUICK, group_node, reply_of, settle
+from tests.gateway.group_node import QUICK, GroupNode, group_node, reply_of, settle
 from tests.steps.waiting import until
 
 TOPIC = SimpleNamespace(topic_id=uuid.uuid4(), partitions=(SimpleNamespace(partition_key=1),))
+DRAIN = replace(QUICK, handoff=HandoffSettings(HandoffMode.DRAIN, 30_000))
 AWAITED = (Draining("t", 0, MemberId("a"), "client", "/127.0.0.1", None, 7),)
 
 
@@ -68,36 +69,60 @@ async def test_commit_of_either_kind_is_checked_at_once(fact: Fact, monkeypatch:
     await drains.close()
 
 
+async def hand_over(node: GroupNode, partition: int) -> Callable[[], bool]:
+    """Let the leader assign the partition to one member, and then to another. Return a function that tells whether the
+    group waits for the first one."""
+    metadata = encode_subscription(Subscription(1, ("t",)))
+    topics = TopicPartition("t", (partition,))
+    share, nothing = (encode_assignment(Assignment(1, each)) for each in ((topics,), ()))
+    one, two = (node.member("g", name, metadata=metadata) for name in ("c1", "c2"))
+    await settle(one, two)
+    for first, second in ((share, nothing), (nothing, share)):
+        await asyncio.gather(one.join(), two.join())
+        leader, follower = (one, two) if one.members else (two, one)
+        follower.sync()
+        await reply_of(leader.sync({one.member_id: first, two.member_id: second}))
+
+    def waits() -> bool:
+        group = node.groups.settled("g")
+        assert isinstance(group, Group)
+        return bool(group.handoffs)
+
+    assert waits()
+    return waits
+
+
 async def test_partition_that_the_node_does_not_know_yet_is_not_taken_for_deleted(database_url: str) -> None:
     """After a change of the coordinator, the new one may not have read the topic yet. The source has not committed."""
-    drain = replace(QUICK, handoff=HandoffSettings(HandoffMode.DRAIN, 30_000))
-    metadata = encode_subscription(Subscription(1, ("t",)))
-    share, nothing = (encode_assignment(Assignment(1, each)) for each in ((TopicPartition("t", (0,)),), ()))
     looked: list[PartitionKey] = []
 
     async def states(keys: Iterable[PartitionKey]) -> dict[PartitionKey, PartitionState]:
         looked.extend(keys)
         return {key: PartitionState(0, 5, 5, 0, 0) for key in looked}
 
-    async with group_node(database_url, settings=drain) as node:
+    async with group_node(database_url, settings=DRAIN) as node:
         await node.create_topic("t")
         catalog = node.services.catalog
         assert catalog.get("t") is None
         drains = Drains(node.groups, node.offsets, catalog, states, Marks(), lambda key: True)
-        one, two = (node.member("g", name, metadata=metadata) for name in ("c1", "c2"))
-        await settle(one, two)
-        for first, second in ((share, nothing), (nothing, share)):
-            await asyncio.gather(one.join(), two.join())
-            leader, follower = (one, two) if one.members else (two, one)
-            follower.sync()
-            await reply_of(leader.sync({one.member_id: first, two.member_id: second}))
-
-        def waits() -> bool:
-            group = node.groups.settled("g")
-            assert isinstance(group, Group)
-            return bool(group.handoffs)
-
-        assert waits()
+        waits = await hand_over(node, 0)
         await until(lambda: looked or not waits())
         assert waits()
+        await drains.close()
+
+
+async def test_drain_does_not_wait_for_a_partition_with_a_negative_number(database_url: str) -> None:
+    """A leader's assignor may assign such a partition, which does not exist."""
+
+    async def states(_keys: Iterable[PartitionKey]) -> dict[PartitionKey, PartitionState]:
+        return {}
+
+    async with group_node(database_url, settings=DRAIN) as node:
+        await node.create_topic("t")
+        drains = Drains(node.groups, node.offsets, node.services.catalog, states, Marks(), lambda key: True)
+        waits = await hand_over(node, -7)
+        await until(lambda: not waits())
+        group = node.groups.settled("g")
+        assert isinstance(group, Group)
+        assert len(group.members) == 2, "the wait ends before the members' sessions do"
         await drains.close()
