@@ -148,6 +148,8 @@ class Handoff:
     behind: MemberId | None = None
     """A member that has released the partition and must still commit. The source was its target, and the leader takes
     the partition from the source before that. So the source may not read, and the target waits for both."""
+    topic_id: UUID | None = None
+    """Id of the topic to which the mark belongs. A topic that is created again has the same name."""
 
     @property
     def is_pending(self) -> bool:
@@ -237,6 +239,8 @@ class Drained:
     """Reason for not waiting, if there is no mark."""
     stopped: bool = False
     """True if, by its own pace, the source would have committed more by now if it worked on more."""
+    topic_id: UUID | None = None
+    """Id of the topic that these offsets belong to."""
 
 
 def settled(found: Drained, mark: int | None) -> tuple[HandoffEnd | None, int | None]:

@@ -189,7 +189,9 @@ class Drains:
             stopped = stops_s is not None and stops_s <= self._loop.time()
             if stops_s is not None and not stopped:
                 next_s = min(next_s, stops_s)
-            found.append(Drained(each.topic, each.partition, each.source, mark, reached, stopped=stopped))
+            found.append(
+                Drained(each.topic, each.partition, each.source, mark, reached, stopped=stopped, topic_id=partition[0])
+            )
         return tuple(found), next_s
 
     def _stops_s(self, group_id: str, each: Draining, partition: tuple[UUID, int], committed: int) -> float | None:

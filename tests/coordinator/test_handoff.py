@@ -277,6 +277,17 @@ def test_no_member_waits_for_a_deleted_topic() -> None:
     assert [request_id for request_id, _ in taken.replies] == [held.request_id]
 
 
+def test_no_member_waits_for_the_mark_of_a_topic_that_was_created_again() -> None:
+    scene = Handing(HandoffMode.DRAIN)
+    a, b, asked = moved(scene)
+    for topic_id, committed in ((UUID(int=1), 50), (UUID(int=2), -1)):
+        assert asked[b].parked
+        found = Drained("t", 2, MemberId(a), 100, committed, topic_id=topic_id)
+        scene.send_silent(HandoffProgress((found,)))
+    assert asked[b].sync.assignment == given(2)
+    assert scene.reasons == [HandoffEnd.PARTITION_DELETED]
+
+
 def taken_over(scene: Handing, after_ms: int, lead_ms: int | None, *, by_an_older_release: bool = False) -> Handing:
     """Return the group as another node reads it. That node's clock is `ahead_ms` ahead; None if the difference is
     unknown.

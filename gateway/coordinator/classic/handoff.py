@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol
+from uuid import UUID
 
 from gateway.coordinator.classic.model import Group, GroupState, Member, Watch
 from gateway.coordinator.classic.observer import (
@@ -179,6 +180,7 @@ def _record(
         generation_id=draft.generation_id,
         awaits=awaits,
         mark=None if goes_on is None else goes_on.mark,
+        topic_id=None if goes_on is None else goes_on.topic_id,
         forced=(goes_on is not None and goes_on.forced) or deadline_ms <= draft.now_ms,
         since_ms=since_ms,
         deadline_ms=deadline_ms,

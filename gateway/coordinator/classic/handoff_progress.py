@@ -47,9 +47,12 @@ def progress_elsewhere(group: Group, _event: HandoffProgress, _now_ms: int, _set
 def _progressed(draft: Draft, handoff: Handoff, found: Drained | None) -> Handoff | None:
     if found is None or found.source != handoff.source or handoff.awaits is not Awaits.DRAIN or handoff.forced:
         return handoff
+    if handoff.topic_id not in (None, found.topic_id):
+        tell_if_pending(draft, handoff, HandoffEnd.PARTITION_DELETED)
+        return None
     end, mark = settled(found, handoff.mark)
     if end is None:
-        return handoff if mark == handoff.mark else replace(handoff, mark=mark)
+        return handoff if mark == handoff.mark else replace(handoff, mark=mark, topic_id=found.topic_id)
     tell_if_pending(draft, replace(handoff, mark=mark), end)
     return None
 
