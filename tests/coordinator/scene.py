@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.coordinator.classic.machine import next_deadline, step
 from gateway.coordinator.classic.model import Event, Group, GroupState, Member
 from gateway.coordinator.classic.table import TABLE
+from gateway.coordinator.cluster import NO_TOPICS
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ConnectionClosed, ConnectionId, Reply, RequestId, Step, Tick
 from gateway.coordinator.requests import (
@@ -88,6 +89,7 @@ class Scene:
         self.settings = Settings(group_initial_rebalance_delay_ms=delay_ms, **settings)
         self.group: Group = group if group is not None else Group("g")
         self.now_ms = 1_000_000
+        self.cluster = NO_TOPICS
         self.last = Step(self.group)
         self._before_last = self.group
         self._asked: dict[RequestId, Asked] = {}
@@ -235,7 +237,7 @@ class Scene:
 
     def send_silent(self, event: Event) -> Step:
         before = self.group
-        taken = step(before, event, self.now_ms, self.settings)
+        taken = step(before, event, self.now_ms, self.settings, self.cluster)
         assert taken.group.state in TABLE[type(event)][before.state].leads_to
         assert not broken_by(taken), broken_by(taken)
         for request_id, reply in taken.replies:

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.coordinator.classic.handoff import awaited_by, draining
 from gateway.coordinator.classic.machine import CLASSIC, restore, stored, stored_member
-from gateway.coordinator.classic.model import Event, GroupState
+from gateway.coordinator.classic.model import Event, Group, GroupState
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.handoff import (
@@ -306,6 +306,18 @@ def taken_over(scene: Handing, after_ms: int, lead_ms: int | None, *, by_an_olde
     successor.now_ms = scene.now_ms + after_ms + (lead_ms or 0)
     successor.group = restore("g", kept, rows, None, successor.now_ms, successor.settings)
     return successor
+
+
+def test_coordinator_that_is_behind_does_not_take_a_topic_for_deleted() -> None:
+    scene = Handing()
+    scene.cluster = Cluster(revision=7)
+    rude(scene)
+    successor = taken_over(scene, 0, 0)
+    for revision, waits in ((6, True), (7, False)):
+        cluster = Cluster(revision=revision)
+        taken = CLASSIC.step(successor.group, ClusterChanged(), cluster, successor.now_ms, successor.settings)
+        assert isinstance(taken.group, Group)
+        assert bool(taken.group.handoffs) is waits, revision
 
 
 @pytest.mark.parametrize("lead_ms", [0, 86_400_000, -700_000])

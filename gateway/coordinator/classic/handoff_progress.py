@@ -59,6 +59,9 @@ def _progressed(draft: Draft, handoff: Handoff, found: Drained | None) -> Handof
 
 def see_topics(group: Group, cluster: Cluster, now_ms: int, settings: Settings) -> Step[Group]:
     """End the handoffs of partitions that have been deleted."""
+    if cluster.revision < group.watch.topics_revision:
+        # The former coordinator knew topics that this node has not read yet.
+        return Step(group)
     draft = Draft(group, now_ms, settings)
 
     def each_left() -> Iterator[Handoff | None]:

@@ -133,6 +133,9 @@ class Watch:
     """True if its members are partly eager and partly cooperative: see `observer.is_half_way`."""
     withheld: bool = False
     """True if partitions of this generation were withheld from the members they were assigned to."""
+    topics_revision: int = 0
+    """Revision of the topics at the last assignment. A coordinator that knows only older topics may not know those that
+    were assigned."""
     follow_up_ms: int | None = field(default=None, metadata=VOLATILE)
     """Time at which a rebalance must begin because partitions were withheld, unless one has begun before."""
     delivered: Mapping[MemberId, Delivered] = field(default_factory=dict[MemberId, Delivered], metadata=VOLATILE)

@@ -106,7 +106,8 @@ def observe(before: Group, event: Event, taken: Step[Group], cluster: Cluster, n
             # A static member may return with other protocols, and without a rebalance.
             watch = replace(watch, half_way=is_half_way(after))
         elif isinstance(fact, GenerationAssigned):
-            watch = _generation_assigned(after, watch, found, cluster)
+            newest = max(watch.topics_revision, cluster.revision)
+            watch = replace(_generation_assigned(after, watch, found, cluster), topics_revision=newest)
             if isinstance(event, SyncGroup):
                 strangers = {member_id for member_id, _ in event.assignments} - after.members.keys()
                 if strangers:
@@ -226,6 +227,7 @@ def _generation_started(group: Group, found: _Findings, now_ms: int) -> Watch:
         member_ids=member_ids,
         generations_ms=began_ms,
         cooperative=cooperative,
+        topics_revision=watch.topics_revision,
     )
 
 

@@ -113,7 +113,7 @@ def _step_classic(
     """Apply a request of a classic-protocol member to a consumer group."""
     own = settings.consumer_for(group.group_id)
     match event:
-        case JoinGroup() if replaces_the_last(group, event, settings):
+        case JoinGroup() if cluster.revision >= group.topics_revision and replaces_the_last(group, event, settings):
             return downgraded_by(group, event, cluster, now_ms, settings)
         case JoinGroup():
             return classic_members.join(group, event, cluster, now_ms, settings, own)
@@ -225,6 +225,8 @@ class _Consumer(ConnectedMachine[ConsumerGroup], EpochMachine[ConsumerGroup]):
         if (
             taken.facts
             and isinstance(after, ConsumerGroup)
+            # A node that is behind cannot name all topics of the members, so the group stays a consumer group.
+            and cluster.revision >= after.topics_revision
             and is_left_to_classic_members(group, after, taken.facts, settings)
         ):
             return downgraded(Step(after, taken.replies, taken.facts), cluster, now_ms, settings)

@@ -18,7 +18,7 @@ from uuid import UUID
 from gateway.coordinator.classic.draft import Draft as ClassicDraft
 from gateway.coordinator.classic.handoff import tell_if_pending
 from gateway.coordinator.classic.join import SKIP_ASSIGNMENT, join
-from gateway.coordinator.classic.model import Group, GroupState, Member
+from gateway.coordinator.classic.model import Group, GroupState, Member, Watch
 from gateway.coordinator.classic.observer import is_cooperative
 from gateway.coordinator.classic.rebalance import prepare_rebalance
 from gateway.coordinator.cluster import Cluster
@@ -81,6 +81,9 @@ def upgraded(
         or any(not names(member.protocols) for member in group.members.values())
     ):
         return None
+    if cluster.revision < group.watch.topics_revision:
+        # The owners of topics that this node has not read yet would lose them.
+        return NotAdopted(ConsumerGroupHeartbeatReply(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "topics are being read"))
     try:
         read = {member.member_id: _read(group, member) for member in group.members.values()}
         given = {key: _given(member, read[key], cluster) for key, member in group.members.items()}
@@ -261,6 +264,7 @@ def _classic_draft(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings
             exists=True,
             protocol_type=CONSUMER_PROTOCOL_TYPE,
             generation_id=group.group_epoch,
+            watch=Watch(topics_revision=group.topics_revision),
         ),
         now_ms,
         settings,

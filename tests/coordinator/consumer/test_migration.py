@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.coordinator.classic.model import GroupState
+from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer import handoff as consumer_handoff
 from gateway.coordinator.consumer import unsettled
 from gateway.coordinator.consumer.machine import CONSUMER
@@ -497,7 +498,6 @@ def test_owned_partitions_in_a_subscription_do_not_hinder_an_upgrade():
     assert held(scene) == {"k": ALL, "a": {}}
 
 
-def test_only_a_join_upgrades():
 def test_partition_with_a_negative_number_does_not_hinder_an_upgrade():
     """A leader's assignor may assign such a partition, which does not exist."""
     scene = Mixed()
@@ -506,6 +506,26 @@ def test_partition_with_a_negative_number_does_not_hinder_an_upgrade():
     assert held(scene) == {"k": {"t": {0, 1, 2}}, "a": {"t": {3}}}
 
 
+def behind(scene: Mixed, *names: str) -> Cluster:
+    """Return the topics as a coordinator knows them that has read only the named ones."""
+    topics = {name: scene.cluster.topics[name] for name in names}
+    return Cluster(topics, {topic.topic_id: topic for topic in topics.values()}, scene.cluster.revision - 1)
+
+
+def test_coordinator_that_is_behind_does_not_upgrade_a_group():
+    """The coordinator cannot name an assigned topic, so the topic would have no owner in the consumer group."""
+    scene = Mixed({"t": 2, "u": 2})
+    scene.join("", offer(topics=("u",)), new_id="k")
+    scene.sync("k", 1, {"k": {"u": {0, 1}}})
+    known, scene.cluster = scene.cluster, behind(scene, "t")
+    assert scene.enter("a", "u").error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert not scene.is_consumer
+    scene.cluster = known
+    scene.enter("a", "u")
+    assert held(scene) == {"k": {"u": {0, 1}}, "a": {}}
+
+
+def test_only_a_join_upgrades():
     """A member that has not noticed the downgrade sends a heartbeat. The coordinator must ask it to rejoin, because
     GROUP_ID_NOT_FOUND would end the client.
     """
@@ -782,6 +802,24 @@ def test_no_downgrade_beyond_the_size_of_a_classic_group():
     scene.beat("a", -1)
     assert scene.is_consumer
     assert len(scene.group.members) == 2
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_coordinator_that_is_behind_does_not_downgrade_a_group(returns: bool):
+    """The coordinator cannot name an assigned topic, so the topic would have no owner in the classic group."""
+    scene = Mixed({"t": 2, "u": 2})
+    scene.enter("a", "t", instance_id="i")
+    scene.join("", offer(topics=("u",)), new_id="k")
+    assert held(scene)["k"] == {"u": {0, 1}}
+    known, scene.cluster = scene.cluster, behind(scene, "t")
+    if returns:
+        refused = scene.join("", offer(topics=("t",)), instance="i", new_id="l")
+        assert refused is not None
+        assert refused.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert scene.beat("a", -1, instance_id="i").error is NONE
+    scene.cluster = known
+    scene.enter("b", "u")
+    assert held(scene) == {"k": {"u": {0, 1}}, "b": {}}
 
 
 def test_a_downgraded_group_survives_a_restart():
