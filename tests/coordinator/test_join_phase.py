@@ -136,6 +136,19 @@ def test_join_phase_of_absent_static_members_continues_until_they_expire() -> No
     assert scene.state is EMPTY
 
 
+def test_join_phase_of_absent_static_members_begins_again_once_a_second_at_most() -> None:
+    """Each time costs a step. A client may choose a rebalance timeout of 1 ms, and a session of half an hour."""
+    scene = Scene()
+    a = scene.join("a", instance="ia", rebalance_ms=1).join.member_id
+    scene.sync("a", a, {a: b""}, instance="ia")
+    scene.join("b", rebalance_ms=1)
+    _, b = scene.group.members
+    scene.leave("b", b)
+    scene.advance(1)
+    assert scene.state is PREPARING
+    assert scene.group.phase_deadline_ms == scene.now_ms + 1_000
+
+
 def test_the_generation_rises_by_one_with_each_rebalance() -> None:
     """The generation rises only when the join phase ends."""
     scene = Scene()

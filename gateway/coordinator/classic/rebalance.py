@@ -17,6 +17,9 @@ from gateway.coordinator.protocols import metadata_of, select_protocol, subscrib
 from gateway.coordinator.requests import JoinedMember, JoinReply, SyncReply
 from protocol.errors import ErrorCode
 
+SHORTEST_WAIT_MS = 1_000
+"""Shortest time after which a join phase without a joined member begins again, because that costs a step."""
+
 
 def rebalance(draft: Draft, trigger: Trigger, member_id: MemberId | None = None) -> None:
     """Open the barrier after a change of membership or metadata, or check whether an open one can fall."""
@@ -92,8 +95,9 @@ def complete_join_phase(draft: Draft) -> None:
     draft.initial_delay_remaining_ms = None
     draft.new_member_added = False
     if draft.members and draft.awaiting_join == 0:
-        # Only absent static members are left and none can lead, so wait until they join or expire.
-        draft.phase_deadline_ms = draft.now_ms + draft.rebalance_timeout_ms()
+        # Only absent static members are left and none can lead, so wait until they join or expire. A client may have
+        # chosen a rebalance timeout of a millisecond.
+        draft.phase_deadline_ms = draft.now_ms + max(draft.rebalance_timeout_ms(), SHORTEST_WAIT_MS)
         return
     draft.generation_id += 1
     if draft.members:
