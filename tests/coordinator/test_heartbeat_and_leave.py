@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 from gateway.coordinator.classic.machine import CLASSIC, describe, restore, stored, stored_member
-from gateway.coordinator.classic.model import Group, GroupState
+from gateway.coordinator.classic.model import Group, GroupState, Member
 from gateway.coordinator.classic.views import offset_delete_refusal, subscribes_to
+from gateway.coordinator.cluster import NO_TOPICS
 from gateway.coordinator.facts import MemberId, MemberSilent
+from gateway.coordinator.machine import ConnectionId, RequestId
+from gateway.coordinator.requests import LeaveGroup, LeavingMember
+from gateway.coordinator.settings import Settings
 from protocol.errors import ErrorCode
 
 from .invariants import must_store
-from .scene import SESSION_MS, Scene, protocols
+from .scene import RANGE, REBALANCE_MS, SESSION_MS, Scene, protocols
 
 NONE = ErrorCode.NONE
 UNKNOWN = ErrorCode.UNKNOWN_MEMBER_ID
@@ -151,6 +157,20 @@ def test_a_batch_has_a_code_for_each_and_one_rebalance() -> None:
     assert (scene.state, list(scene.group.members), scene.generation) == (PREPARING, [b, d], before)
     scene.join("b", b, instance="ib")
     assert scene.join("d", d).join.generation_id == before + 1
+
+
+def test_a_long_batch_is_quick_in_a_group_of_many_static_members() -> None:
+    members = {
+        member_id: Member(member_id, f"i{number}", "client", "/127.0.0.1", SESSION_MS, REBALANCE_MS, RANGE)
+        for number in range(10_000)
+        for member_id in (MemberId(f"m{number}"),)
+    }
+    group = Group("g", STABLE, exists=True, members=members)
+    unknown = tuple(LeavingMember(MemberId(""), f"unknown {number}") for number in range(5_000))
+    started = time.process_time()
+    taken = CLASSIC.step(group, LeaveGroup(RequestId(1), ConnectionId("x"), unknown), NO_TOPICS, 0, Settings())
+    assert time.process_time() - started < 1, "seconds: a look at every member for each entry takes two"
+    assert taken.group is group
 
 
 def test_a_pending_member_that_leaves_a_stable_group_is_no_rebalance() -> None:

@@ -6,11 +6,13 @@ if the leader left, one election. Follows `classicGroupLeaveToClassicGroup` (KIP
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gateway.coordinator.classic.draft import Draft
-from gateway.coordinator.classic.identity import NO_MEMBER_ID, refusal, static_member
+from gateway.coordinator.classic.identity import NO_MEMBER_ID
 from gateway.coordinator.classic.model import Group, GroupState
 from gateway.coordinator.classic.rebalance import maybe_complete_join_phase, rebalance
-from gateway.coordinator.facts import Departure, GroupDeleted, Trigger
+from gateway.coordinator.facts import Departure, GroupDeleted, MemberId, Trigger
 from gateway.coordinator.machine import Step
 from gateway.coordinator.requests import DeleteGroup, DeleteReply, LeaveGroup, LeaveReply, LeavingMember, LeftMember
 from gateway.coordinator.settings import Settings
@@ -21,7 +23,9 @@ def leave(group: Group, event: LeaveGroup, now_ms: int, settings: Settings) -> S
     """Remove the named members. The top-level code is always NONE, also if entries fail; LeaveGroup 0-2 lifts its
     only entry's code."""
     draft = Draft(group, now_ms, settings)
-    left = tuple(_leave_one(draft, leaving) for leaving in event.members)
+    # A search among the members for each entry would take seconds.
+    instances = {each.group_instance_id: each.member_id for each in group.members.values()}
+    left = tuple(_leave_one(draft, leaving, instances) for leaving in event.members)
     reply = LeaveReply(ErrorCode.NONE, left)
     if all(each.error is not ErrorCode.NONE for each in left):
         return Step(group, ((event.request_id, reply),))
@@ -37,25 +41,22 @@ def leave_dead(group: Group, event: LeaveGroup, _now_ms: int, _settings: Setting
     return Step(group, ((event.request_id, LeaveReply(ErrorCode.COORDINATOR_NOT_AVAILABLE)),))
 
 
-def _leave_one(draft: Draft, leaving: LeavingMember) -> LeftMember:
-    error = _take_out(draft, leaving)
+def _leave_one(draft: Draft, leaving: LeavingMember, instances: Mapping[str | None, MemberId]) -> LeftMember:
+    error = _take_out(draft, leaving, instances)
     return LeftMember(leaving.member_id, leaving.group_instance_id, error)
 
 
-def _take_out(draft: Draft, leaving: LeavingMember) -> ErrorCode:
+def _take_out(draft: Draft, leaving: LeavingMember, instances: Mapping[str | None, MemberId]) -> ErrorCode:
     if draft.pending.pop(leaving.member_id, None) is not None:
         return ErrorCode.NONE
-    member_id = leaving.member_id
-    if member_id == NO_MEMBER_ID and leaving.group_instance_id is not None:
+    member_id, instance_id = leaving.member_id, leaving.group_instance_id
+    if instance_id is not None:
         # An administrator removes a static member by its instance id alone.
-        owner = static_member(draft.members, leaving.group_instance_id)
-        if owner is None:
-            return ErrorCode.UNKNOWN_MEMBER_ID
-        member_id = owner.member_id
-    else:
-        error = refusal(draft.members, member_id, leaving.group_instance_id)
-        if error is not None:
-            return error
+        member_id = instances.get(instance_id, NO_MEMBER_ID)
+    if member_id not in draft.members:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    if leaving.member_id not in (NO_MEMBER_ID, member_id):
+        return ErrorCode.FENCED_INSTANCE_ID
     draft.remove(member_id, Departure.LEFT, leaving.reason)
     return ErrorCode.NONE
 
