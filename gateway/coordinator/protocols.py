@@ -25,6 +25,11 @@ def names(protocols: Protocols) -> frozenset[str]:
     return frozenset(name for name, _ in protocols if name)
 
 
+def offered_bytes(protocols: Protocols) -> int:
+    """Return the size of the metadata that one member offers."""
+    return sum(len(metadata) for _, metadata in protocols)
+
+
 def metadata_of(member: Member, protocol_name: str | None) -> bytes:
     """Return the member's metadata for the protocol, or b"" if the member does not list it."""
     return next((metadata for name, metadata in member.protocols if name == protocol_name), b"")

@@ -31,12 +31,14 @@ def broken_invariants(group: Group) -> list[str]:
     parked_joins = [member_id for member_id, member in members.items() if member.parked_join is not None]
     parked_syncs = [member_id for member_id, member in members.items() if member.parked_sync is not None]
     instances = Counter(m.group_instance_id for m in members.values() if m.group_instance_id is not None)
+    offered = sum(len(metadata) for m in members.values() for _, metadata in m.protocols)
     support = Counter(name for m in members.values() for name in {name for name, _ in m.protocols if name})
     voted = group.state in (COMPLETING, STABLE)
     claims = {
         "a member is filed under its own id": all(key == member.member_id for key, member in members.items()),
         "awaiting_join counts the parked joins": group.awaiting_join == len(parked_joins),
         "protocol_support counts the members' protocols": dict(group.protocol_support) == dict(support),
+        "offered_bytes counts the members' metadata": group.offered_bytes == offered,
         "joins are parked only while Preparing": not parked_joins or group.state is PREPARING,
         "syncs are parked while Completing, or of members that await a partition": group.state is COMPLETING
         or all(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.coordinator.classic.join import MAX_OFFERED_BYTES
 from gateway.coordinator.classic.model import Group, GroupState
 from gateway.coordinator.facts import MemberJoined
 from gateway.coordinator.requests import Protocols
@@ -269,6 +270,18 @@ def test_without_a_rebalance_timeout_the_session_timeout_is_taken(rebalance_ms: 
     scene = Scene()
     asked = scene.join("a", version=0, rebalance_ms=rebalance_ms)
     assert scene.member(asked.join.member_id).rebalance_timeout_ms == SESSION_MS
+
+
+def test_a_join_beyond_the_bytes_that_a_group_may_offer_is_refused() -> None:
+    """Each generation stores what all members offer."""
+    scene = Scene()
+    half = (("range", bytes(MAX_OFFERED_BYTES // 2)),)
+    a, _ = scene.completing("a", "b", offer=half)
+    before = scene.group
+    assert scene.join("c").error is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert scene.join("a", a, offer=(*half, *protocols("roundrobin"))).error is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert scene.group is before
+    assert scene.join("a", a, offer=half).error is NONE, "as much as before"
 
 
 def test_a_retried_join_answers_the_one_it_replaces() -> None:

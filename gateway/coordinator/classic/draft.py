@@ -34,7 +34,7 @@ from gateway.coordinator.facts import (
 )
 from gateway.coordinator.handoff import Handoff
 from gateway.coordinator.machine import ConnectionId, Reply, RequestId, Step
-from gateway.coordinator.protocols import names
+from gateway.coordinator.protocols import names, offered_bytes
 from gateway.coordinator.requests import JoinReply, SyncReply
 from gateway.coordinator.settings import Settings
 from protocol.errors import ErrorCode
@@ -66,6 +66,7 @@ class Draft:
     hold_deadlines: dict[MemberId, int]
     awaiting_join: int
     protocol_support: dict[str, int]
+    offered_bytes: int
 
     def __init__(self, group: Group, now_ms: int, settings: Settings) -> None:
         self.now_ms = now_ms
@@ -192,6 +193,7 @@ class Draft:
             self.awaiting_join += by
 
     def _count_protocols(self, member: Member, by: int) -> None:
+        self.offered_bytes += by * offered_bytes(member.protocols)
         for name in names(member.protocols):
             count = self.protocol_support.get(name, 0) + by
             if count:

@@ -27,7 +27,7 @@ from gateway.coordinator.facts import (
     shortened,
 )
 from gateway.coordinator.machine import Step
-from gateway.coordinator.protocols import compatible, select_protocol, subscribed_topics
+from gateway.coordinator.protocols import compatible, offered_bytes, select_protocol, subscribed_topics
 from gateway.coordinator.requests import JoinGroup, JoinReply
 from gateway.coordinator.settings import Settings
 from protocol.errors import ErrorCode
@@ -36,6 +36,10 @@ KNOWN_MEMBER_ID_REQUIRED = 4
 """JoinGroup version from which a dynamic member must be given its id before it joins (KIP-394)."""
 SKIP_ASSIGNMENT = 9
 """JoinGroup version that lets a returning static leader see the members without assigning (KIP-814)."""
+
+MAX_OFFERED_BYTES = 32 * 1024 * 1024
+"""Bytes of metadata that the members of a group may offer together. Each generation stores them all, and the answer to
+the leader contains them. Kafka accepts a megabyte by default."""
 
 JoinAnswer = Callable[[Draft, JoinGroup, MemberId], None]
 """Function that changes the draft for one accepted join. The member id is the one that `identify` found."""
@@ -49,6 +53,9 @@ def join(group: Group, event: JoinGroup, now_ms: int, settings: Settings) -> Ste
     requester = identify(group, event)
     if not _has_room(group, requester, settings.group_max_size):
         return _turn_away(group, event, requester, now_ms, settings)
+    if not _fits(group, requester, event):
+        # Kafka returns this error if its offsets topic refuses the record of the group.
+        return refuse(group, event, ErrorCode.UNKNOWN_SERVER_ERROR)
     if not compatible(group, event.protocol_type, event.protocols):
         return refuse(group, event, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
     answer = ANSWERS[group.state][requester.standing]
@@ -85,6 +92,13 @@ def _has_room(group: Group, requester: Requester, max_size: int) -> bool:
             return member is not None or len(group.members) < max_size
         case GroupState.EMPTY | GroupState.DEAD:
             return True
+
+
+def _fits(group: Group, requester: Requester, event: JoinGroup) -> bool:
+    """Return whether the metadata of all members stays within its bound. Each member may offer as much as before."""
+    member = group.members.get(requester.member_id)
+    more_bytes = offered_bytes(event.protocols) - (0 if member is None else offered_bytes(member.protocols))
+    return more_bytes <= 0 or group.offered_bytes + more_bytes <= MAX_OFFERED_BYTES
 
 
 def _turn_away(group: Group, event: JoinGroup, requester: Requester, now_ms: int, settings: Settings) -> Step[Group]:

@@ -201,6 +201,8 @@ class Group:
     """Number of members that list each protocol. Derived from `members`; kept so that a join need not check all
     members.
     """
+    offered_bytes: int = field(default=0, metadata=VOLATILE)
+    """Size of the metadata of all members. Derived from `members`; kept so that a join need not add it up."""
 
     def with_session_deadline(self, member_id: MemberId, deadline_ms: int) -> Group:
         """Return the same group with one session deadline moved.
