@@ -39,8 +39,10 @@ from gateway.coordinator.machine import (
     Request,
     Step,
     Summary,
+    Tick,
     Value,
 )
+from gateway.coordinator.protocols import offered_bytes
 from gateway.coordinator.requests import (
     DeleteGroup,
     DeleteReply,
@@ -108,6 +110,17 @@ def refuse(event: Request[Reply], error: ErrorCode, *, loading: bool = False) ->
             raise TypeError(f"{type(event).__name__} is no request of a classic group")
 
 
+def _reads_subscriptions(group: Group, event: Event) -> bool:
+    """Return True if the step may end a join phase, or assigns. Then it reads the subscriptions of all members."""
+    if type(event) is SyncGroup:
+        return group.state is GroupState.COMPLETING_REBALANCE and event.member_id == group.leader_id
+    if group.state is not GroupState.PREPARING_REBALANCE:
+        return False
+    if type(event) is JoinGroup:
+        return group.initial_delay_remaining_ms is None and len(group.members) - group.awaiting_join <= 1
+    return type(event) in (LeaveGroup, Tick)
+
+
 class _Classic(ConnectedMachine[Group]):
     """The `Machine` for `Group`."""
 
@@ -139,11 +152,12 @@ class _Classic(ConnectedMachine[Group]):
         return step(group, event, now_ms, settings, cluster)
 
     def is_long(self, group: Value, event: Event, cluster: Cluster) -> bool:
-        """Return True if the step may be long, because the observer and the handoff read subscriptions and
-        assignments."""
-        if type(event) is SyncGroup:
-            return sum(len(assignment) for _, assignment in event.assignments) > LONG_BYTES
-        return type(event) is JoinGroup and sum(len(metadata) for _, metadata in event.protocols) > LONG_BYTES
+        """Return True if the step may be long, because it reads subscriptions or assignments that may be long."""
+        if type(event) is SyncGroup and sum(len(assignment) for _, assignment in event.assignments) > LONG_BYTES:
+            return True
+        if type(event) is JoinGroup and offered_bytes(event.protocols) > LONG_BYTES:
+            return True
+        return type(group) is Group and group.offered_bytes > LONG_BYTES and _reads_subscriptions(group, event)
 
     def refuse(self, event: Request[Reply], error: ErrorCode, *, loading: bool = False) -> Reply:
         return refuse(event, error, loading=loading)

@@ -130,6 +130,10 @@ def _step_classic(
 CLASSIC_REQUESTS = frozenset[type]({JoinGroup, SyncGroup, Heartbeat, LeaveGroup})
 
 
+MAX_NAMES_READ = 100_000
+"""Names in all subscriptions above which the topics that a group reads count as unknown. They are computed after each
+step, on the event loop."""
+
 QUICK = frozenset[type]({Heartbeat, OffsetCommit, TxnOffsetCommit, DeleteGroup, ConnectionClosed, HandoffProgress})
 """Events that never change the partitions that a member gets."""
 
@@ -168,8 +172,13 @@ def _is_of_another(group: ConsumerGroup, event: Event) -> bool:
     return member is not None and (member.principal, member.client_host) != (event.principal, event.client_host)
 
 
+def _names(group: ConsumerGroup) -> int:
+    """Return the number of topic names in all different subscriptions."""
+    return sum(len(names) for names, _, _ in group.subscriptions)
+
+
 def _is_wide(group: ConsumerGroup) -> bool:
-    return sum(map(len, group.owners.values())) > MANY or any(len(names) > MANY for names, _, _ in group.subscriptions)
+    return _names(group) > MANY or sum(map(len, group.owners.values())) > MANY
 
 
 class _Consumer(ConnectedMachine[ConsumerGroup], EpochMachine[ConsumerGroup]):
@@ -208,8 +217,9 @@ class _Consumer(ConnectedMachine[ConsumerGroup], EpochMachine[ConsumerGroup]):
         if isinstance(event, ConsumerGroupHeartbeat) and _says_much(group, event, cluster):
             return True
         if type(group) is not ConsumerGroup:
-            held = group.members.values() if type(group) is Group else ()
-            return sum(len(each.assignment) for each in held) > LONG_BYTES
+            if type(group) is not Group:
+                return False
+            return group.offered_bytes + sum(len(each.assignment) for each in group.members.values()) > LONG_BYTES
         if len(cluster.topics) > MANY and _resolves(group, event, cluster):
             return True
         return not _is_quick(group, event) and _is_wide(group)
@@ -256,7 +266,8 @@ class _Consumer(ConnectedMachine[ConsumerGroup], EpochMachine[ConsumerGroup]):
     def subscribed_topics(self, group: ConsumerGroup) -> frozenset[str] | None:
         # Patterns of a group that was read back are matched at the next request of a member, as a postponed one is.
         is_resolved = group.seen is not None and not group.postponed
-        return subscribed_topics(group) if is_resolved or not group.members else None
+        is_known = is_resolved and _names(group) <= MAX_NAMES_READ
+        return subscribed_topics(group) if is_known or not group.members else None
 
     def restore(
         self,

@@ -99,6 +99,11 @@ QUICK = frozenset[type]({BeginShareGroup, OffsetCommit, TxnOffsetCommit, DeleteG
 """Events that never change the partitions that a member gets."""
 
 
+def _is_wide(group: ShareGroup) -> bool:
+    names = sum(len(member.subscribed_topic_names) for member in group.members.values())
+    return names > MANY or sum(group.begun.values()) > MANY
+
+
 class _Share(EpochMachine[ShareGroup]):
     """`Machine` for `ShareGroup`."""
 
@@ -123,7 +128,7 @@ class _Share(EpochMachine[ShareGroup]):
                     return False
         elif type(event) in QUICK:
             return False
-        return type(group) is ShareGroup and sum(group.begun.values()) > MANY
+        return type(group) is ShareGroup and _is_wide(group)
 
     def takes(self, group: ShareGroup, event: Request[Reply]) -> bool:
         """Return whether the group accepts the event. Members of the classic protocol are unknown here, and the
@@ -166,8 +171,8 @@ class _Share(EpochMachine[ShareGroup]):
     def state_of(self, group: ShareGroup) -> str:
         return state_of(group).value
 
-    def subscribed_topics(self, group: ShareGroup) -> frozenset[str]:
-        return frozenset(name for each in group.members.values() for name in each.subscribed_topic_names)
+    def subscribed_topics(self, group: ShareGroup) -> None:
+        """Return None: such a group has no committed offsets, so no caller needs its topics."""
 
     def stored_member(self, group: ShareGroup, member_id: MemberId) -> StoredMember | None:
         member = group.members.get(member_id)

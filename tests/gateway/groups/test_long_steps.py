@@ -11,19 +11,36 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from gateway.coordinator.classic.machine import CLASSIC
+from gateway.coordinator.classic.model import Group, GroupState
 from gateway.coordinator.cluster import Cluster, ClusterTopic
-from gateway.coordinator.consumer.machine import CONSUMER
-from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat
+from gateway.coordinator.consumer.machine import CONSUMER, MAX_NAMES_READ
+from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerMember
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.machine import MANY, ClusterChanged, ConnectionId, Event, Machines, Step
+from gateway.coordinator.machine import (
+    LONG_BYTES,
+    MANY,
+    ClusterChanged,
+    ConnectionId,
+    Event,
+    Machines,
+    RequestId,
+    Step,
+    Tick,
+)
+from gateway.coordinator.requests import JoinGroup, LeaveGroup, LeavingMember, SyncGroup
 from gateway.coordinator.settings import Settings
+from gateway.coordinator.share.machine import SHARE
+from gateway.coordinator.share.model import ShareGroup, ShareGroupHeartbeat, ShareMember
 from gateway.groups.kinds import AnyGroup
 from gateway.groups.runtime import Runtime
 from gateway.security.acls import Acls
 from gateway.security.authorizer import Describing
 from protocol.errors import ErrorCode
 from storage.types import CoordinatorLease, NodeId
+from tests.coordinator.scene import Scene as Classic
 from tests.gateway.groups.records import Record, Records
 
 WIDE = 2 * MANY
@@ -250,3 +267,71 @@ async def test_consecutive_long_steps_all_run_in_threads() -> None:
     assert scene.machines.apart == [ConsumerGroupHeartbeat] * 3
     assert ConsumerGroupHeartbeat not in scene.machines.here
     await scene.groups.drain()
+
+
+def rebalancing(metadata_bytes: int) -> tuple[Group, JoinGroup]:
+    """Return a group of five members, one of which has not joined again, and that member's JoinGroup."""
+    scene = Classic()
+    offer = (("range", bytes(metadata_bytes)),)
+    for connection, member_id in list(zip("abcd", scene.stable(*"abcde", offer=offer), strict=False)):
+        scene.join(connection, member_id, offer=offer)
+    assert scene.state is GroupState.PREPARING_REBALANCE
+    (last,) = (member_id for member_id, member in scene.group.members.items() if member.parked_join is None)
+    asked = (RequestId(100), ConnectionId("e"), 9, "client", "/127.0.0.1", last, None)
+    return scene.group, JoinGroup(*asked, "consumer", offer, 10_000, 60_000, MemberId("new"))
+
+
+@pytest.mark.parametrize(("metadata_bytes", "is_long"), [(LONG_BYTES // 4, True), (LONG_BYTES // 8, False)])
+async def test_step_that_reads_long_subscriptions_of_all_members_runs_in_a_thread(
+    metadata_bytes: int, is_long: bool
+) -> None:
+    """The end of a join phase reads them, and so do the assignment and an upgrade."""
+    group, joins = rebalancing(metadata_bytes)
+    leaves = LeaveGroup(joins.request_id, joins.connection_id, (LeavingMember(joins.member_id, None),))
+    for event in (joins, leaves, Tick()):
+        assert CLASSIC.is_long(group, event, cluster(1)) is is_long, event
+        assert not CLASSIC.is_long(replace(group, state=GroupState.STABLE), event, cluster(1)), event
+    for waits in (replace(group, awaiting_join=3), replace(group, initial_delay_remaining_ms=0)):
+        assert not CLASSIC.is_long(waits, joins, cluster(1)), "the join phase continues"
+    completing = CLASSIC.step(group, joins, cluster(1), 0, Settings()).group
+    assert isinstance(completing, Group)
+    for member_id in completing.members:
+        syncs = SyncGroup(joins.request_id, joins.connection_id, member_id, None, 1, None, None, ())
+        assigns = member_id == completing.leader_id
+        assert CLASSIC.is_long(completing, syncs, cluster(1)) is (is_long and assigns)
+    scene = Scene()
+    assert CONSUMER.is_long(group, scene.said(0, TOPICS[:1]), cluster(1)) is is_long
+    await scene.groups.drain()
+
+
+async def test_join_of_a_group_with_many_different_subscriptions_runs_in_a_thread() -> None:
+    """The step reads all subscriptions, even if none of the topics exists."""
+    scene = Scene()
+    names = [TOPICS[at : at + 400] for at in (0, 400, 800)]
+    shares = ShareGroupHeartbeat(
+        RequestId(1), ConnectionId("c"), "client", "/127.0.0.1", MemberId("m"), 0, None, ("t",)
+    )
+    for count, is_long in ((2, False), (3, True)):
+        group = ConsumerGroup("g", subscriptions={(each, "", None): 1 for each in names[:count]})
+        assert CONSUMER.is_long(group, scene.said(0, TOPICS[:1]), cluster(1)) is is_long
+        members = {
+            member_id: ShareMember(member_id, subscribed_topic_names=each)
+            for member_id, each in zip(map(MemberId, "abc"), names[:count], strict=False)
+        }
+        assert SHARE.is_long(ShareGroup("g", members=members), shares, cluster(1)) is is_long
+    await scene.groups.drain()
+
+
+def test_topics_of_a_group_with_very_many_different_subscriptions_count_as_unknown() -> None:
+    """Reading them after each step would stop the node."""
+    member = ConsumerMember(MemberId("m"))
+    names = [tuple(f"{place}-{number}" for number in range(MAX_NAMES_READ // 2)) for place in range(3)]
+    for count, known in ((2, True), (3, False)):
+        group = ConsumerGroup(
+            "g",
+            members={member.member_id: member},
+            subscriptions={(each, "", None): 1 for each in names[:count]},
+            seen=Cluster(),
+        )
+        assert (CONSUMER.summary(group).subscribed_topics is not None) is known
+    assert SHARE.summary(ShareGroup("g")).subscribed_topics is None, "a share group commits no offsets"
