@@ -12,7 +12,13 @@ import pytest
 
 from gateway.coordinator.classic.machine import CLASSIC
 from gateway.coordinator.classic.model import Group, GroupState
-from gateway.coordinator.classic.observer import CHURN_GENERATIONS, CHURN_MS, FOLLOW_UP_MS, ORPHANED_GENERATIONS
+from gateway.coordinator.classic.observer import (
+    CHURN_GENERATIONS,
+    CHURN_MS,
+    FOLLOW_UP_MS,
+    MAX_UNASSIGNED,
+    ORPHANED_GENERATIONS,
+)
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.facts import MemberId, PartitionsWithheld, ProtocolViolated, Violation
 from gateway.coordinator.handoff import HandoffMode, HandoffSettings
@@ -241,6 +247,16 @@ def test_partition_without_an_owner_is_reported() -> None:
         assert len(told) == (generation >= ORPHANED_GENERATIONS), "it is told once"
         again(scene, (a, claiming(0, 1, generation=scene.generation)))
     assert scene.only(Violation.ORPHANED).partitions == (("t", 2),)
+
+
+@pytest.mark.parametrize(("partition_count", "remembered"), [(MAX_UNASSIGNED, MAX_UNASSIGNED), (MAX_UNASSIGNED + 1, 0)])
+def test_partitions_without_an_owner_are_remembered_up_to_a_bound(partition_count: int, remembered: int) -> None:
+    scene = Scene()
+    topic = ClusterTopic(UUID(int=1), "t", partition_count)
+    scene.cluster = Cluster({"t": topic}, {topic.topic_id: topic})
+    (a,) = scene.completing("a", offer=claiming())
+    scene.sync("a", a, {a: given()})
+    assert len(scene.group.watch.unassigned) == remembered
 
 
 def test_half_finished_cooperative_upgrade_is_reported() -> None:

@@ -12,7 +12,7 @@ Cooperative protocols are known by name alone; a consumer's metadata does not sa
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -38,6 +38,8 @@ from protocol.errors import ErrorCode, ProtocolError
 ORPHANED_GENERATIONS = 3
 """Generations without an owner before a partition counts as orphaned. A cooperative move leaves a partition
 unassigned for one generation, or two if a member joins in the meantime."""
+MAX_UNASSIGNED = 10_000
+"""Partitions without an owner that the observer remembers. Of more it remembers none: a client names the topics."""
 CHURN_GENERATIONS = 10
 CHURN_MS = 60_000
 FOLLOW_UP_MS = 30_000
@@ -294,14 +296,18 @@ def _given_to(group: Group, partition: Partition) -> list[MemberId]:
     return [key for key, member in group.members.items() if partition in partitions_or_none(member.assignment)]
 
 
-def _unassigned(watch: Watch, claims: Claims, given: Mapping[Partition, int], cluster: Cluster) -> dict[Partition, int]:
+def _unassigned(watch: Watch, claims: Claims, given: Container[Partition], cluster: Cluster) -> dict[Partition, int]:
     topics = {name for claim in claims.values() for name in claim.topics} & cluster.topics.keys()
-    return {
-        (name, partition): watch.unassigned.get((name, partition), 0) + 1
-        for name in topics
-        for partition in range(cluster.topics[name].partition_count)
-        if (name, partition) not in given
-    }
+    found: dict[Partition, int] = {}
+    for name in topics:
+        for index in range(cluster.topics[name].partition_count):
+            partition = name, index
+            if partition in given:
+                continue
+            if len(found) == MAX_UNASSIGNED:
+                return {}
+            found[partition] = watch.unassigned.get(partition, 0) + 1
+    return found
 
 
 def _delivered(before: Group, taken: Step[Group]) -> dict[MemberId, Delivered]:
