@@ -4,6 +4,8 @@ never wait for each other in a circle.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -546,6 +548,32 @@ def test_member_that_has_drained_before_its_sync_is_held() -> None:
     assert held.parked
     scene.drained(a, 0, mark=10, committed=10)
     assert held.sync.assignment == given(0)
+
+
+def test_handoffs_between_very_many_pairs_of_members_begin_quickly() -> None:
+    scene = Handing(HandoffMode.DRAIN, delay_ms=3_000)
+    count, offer = 100, owning(name=EAGER)
+    joins = {f"c{place}": scene.join(f"c{place}", offer=offer) for place in range(count)}
+    scene.advance(6_000)
+    ids = {connection: joined.join.member_id for connection, joined in joins.items()}
+
+    def seconds_to_assign(owner_of: Callable[[int], int]) -> float:
+        shares = {
+            str(member_id): given(*(partition for partition in range(count**2) if owner_of(partition) == place))
+            for place, member_id in enumerate(ids.values())
+        }
+        (leader,) = (connection for connection, member_id in ids.items() if member_id == scene.group.leader_id)
+        for connection in ids.keys() - {leader}:
+            scene.sync(connection, ids[connection])
+        started = time.process_time()
+        assert scene.sync(leader, ids[leader], shares).error is NONE
+        return time.process_time() - started
+
+    seconds_to_assign(lambda partition: partition % count)
+    for connection, member_id in ids.items():
+        scene.join(connection, member_id, offer=offer)
+    assert seconds_to_assign(lambda partition: partition // count) < 2, "a look at all handoffs for each pair takes six"
+    assert len(scene.begun) == count * (count - 1)
 
 
 def test_pending_drain_survives_a_rebalance() -> None:

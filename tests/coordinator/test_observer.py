@@ -4,6 +4,7 @@ cover every row of the observer's table.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -226,6 +227,18 @@ def test_partition_assigned_twice_is_reported() -> None:
     scene.sync("a", a, {a: given(0, 1, 2), b: given(2)})
     fact = scene.only(Violation.ASSIGNED_TWICE)
     assert (set(fact.members), fact.partitions) == ({a, b}, (("t", 2),))
+
+
+def test_very_many_partitions_assigned_twice_are_found_quickly() -> None:
+    """An assignor may give all partitions to each member."""
+    scene = Watched()
+    a, b = two(scene)
+    all_of_them = given(*range(3_500))
+    scene.sync("b", b)
+    started = time.process_time()
+    scene.sync("a", a, {a: all_of_them, b: all_of_them})
+    assert time.process_time() - started < 1, "seconds: reading all assignments for each partition takes ten"
+    assert scene.only(Violation.ASSIGNED_TWICE).partition_count == 3_500
 
 
 def test_assignments_of_unknown_members_topics_or_partitions_are_reported() -> None:

@@ -196,11 +196,12 @@ def _behind(known: Handoff, source: MemberId, mode: HandoffMode) -> MemberId | N
 
 
 def _tell_begun(draft: HandoffDraft, mode: HandoffMode) -> None:
-    pending = [(each, each.target) for each in draft.handoffs if each.is_pending]
-    pairs = by_pair((each.source, target, each.topic, each.partition) for each, target in pending if target is not None)
+    pending: dict[tuple[str | UUID, int], Handoff] = {
+        (each.topic, each.partition): each for each in draft.handoffs if each.is_pending
+    }
+    pairs = by_pair((each.source, each.target, *key) for key, each in pending.items() if each.target is not None)
     for (source, target), partitions in pairs.items():
-        deadlines = (each.deadline_ms for each, to in pending if (each.source, to) == (source, target))
-        left_ms = min(deadlines) - draft.now_ms
+        left_ms = min(pending[each].deadline_ms for each in partitions) - draft.now_ms
         draft.tell(HandoffBegun(source, target, draft.generation_id, mode, left_ms, partitions))
     for each in draft.handoffs:
         if each.forced and each.target is not None:
@@ -220,22 +221,20 @@ def _hold_targets(draft: HandoffDraft) -> None:
 # --- held members -----------------------------------------------------------------------------------------------------
 
 
-def is_held(draft: HandoffDraft, member_id: MemberId) -> bool:
-    """Return True if the member's SyncGroup must not be answered yet. A source is answered, because it must commit or
+def held(draft: HandoffDraft) -> set[MemberId]:
+    """Return the members whose SyncGroup must not be answered yet. A source is answered, because it must commit or
     learn what to release."""
     pending = [each for each in draft.handoffs if each.is_pending]
-    return (
-        draft.hold_deadlines.get(member_id, 0) > draft.now_ms
-        and any(each.target == member_id for each in pending)
-        and all(each.source != member_id for each in pending)
-    )
+    waiting = {each.target for each in pending} - {each.source for each in pending}
+    return {key for key, deadline_ms in draft.hold_deadlines.items() if key in waiting and deadline_ms > draft.now_ms}
 
 
 def _release(draft: HandoffDraft) -> None:
     """Answer the members that do not wait for any partition any more, or that have been held for the maximal time."""
+    still_held = held(draft)
     for member_id in draft.hold_deadlines:
         member = draft.members.get(member_id)
-        if member is not None and member.parked_sync is not None and not is_held(draft, member_id):
+        if member is not None and member.parked_sync is not None and member_id not in still_held:
             answered = replace(member, parked_sync=None)
             draft.put(answered)
             draft.arm_session(answered)

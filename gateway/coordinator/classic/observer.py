@@ -11,7 +11,7 @@ Cooperative protocols are known by name alone; a consumer's metadata does not sa
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -259,7 +259,7 @@ def _compare_with_delivered(
 def _generation_assigned(group: Group, watch: Watch, found: _Findings, cluster: Cluster) -> Watch:
     claims = claims_of(group)
     held = claimants(group, claims) if is_cooperative(group.protocol_name) else {}
-    given: Counter[Partition] = Counter()
+    given: defaultdict[Partition, list[MemberId]] = defaultdict(list)
     unreadable = False
     for member in group.members.values():
         try:
@@ -268,9 +268,9 @@ def _generation_assigned(group: Group, watch: Watch, found: _Findings, cluster: 
             unreadable = True
             found.add(Violation.UNREADABLE_ASSIGNMENT, member.member_id)
             continue
-        given.update(partitions)
         claim = claims.get(member.member_id)
         for partition in partitions:
+            given[partition].append(member.member_id)
             topic = cluster.topics.get(partition[0])
             others = held.get(partition, set[MemberId]()) - {member.member_id}
             if others:
@@ -279,9 +279,9 @@ def _generation_assigned(group: Group, watch: Watch, found: _Findings, cluster: 
                 found.add(Violation.NOT_SUBSCRIBED, member.member_id, partition)
             if topic is not None and not 0 <= partition[1] < topic.partition_count:
                 found.add(Violation.NO_SUCH_PARTITION, member.member_id, partition)
-    for partition, times in given.items():
-        if times > 1:
-            found.add_all(Violation.ASSIGNED_TWICE, _given_to(group, partition), partition)
+    for partition, member_ids in given.items():
+        if len(member_ids) > 1:
+            found.add_all(Violation.ASSIGNED_TWICE, member_ids, partition)
     if unreadable or len(claims) < len(group.members):
         # The owners are not known.
         return replace(watch, unassigned={})
@@ -290,10 +290,6 @@ def _generation_assigned(group: Group, watch: Watch, found: _Findings, cluster: 
         if generations == ORPHANED_GENERATIONS:
             found.add_all(Violation.ORPHANED, (), partition)
     return replace(watch, unassigned=unassigned)
-
-
-def _given_to(group: Group, partition: Partition) -> list[MemberId]:
-    return [key for key, member in group.members.items() if partition in partitions_or_none(member.assignment)]
 
 
 def _unassigned(watch: Watch, claims: Claims, given: Container[Partition], cluster: Cluster) -> dict[Partition, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gateway.coordinator.classic.draft import Draft
-from gateway.coordinator.classic.handoff import begin, is_held
+from gateway.coordinator.classic.handoff import begin, held
 from gateway.coordinator.classic.identity import generation_of, refusal
 from gateway.coordinator.classic.model import Group, GroupState, Parked
 from gateway.coordinator.facts import AssignmentGiven, GenerationAssigned, MemberId, MemberSynced
@@ -56,7 +56,7 @@ def sync_stable(group: Group, event: SyncGroup, now_ms: int, settings: Settings)
     first = member.member_id in draft.pending_sync
     draft.pending_sync.discard(member.member_id)
     _close_sync_phase(draft)
-    if is_held(draft, member.member_id):
+    if member.member_id in held(draft):
         draft.park_sync(member, Parked(event.request_id, event.connection_id))
         return draft.seal()
     if first:
@@ -105,8 +105,9 @@ def _hand_out(draft: Draft, assignments: dict[MemberId, bytes]) -> None:
         draft.put(replace(member, assignment=assignments.get(member.member_id, b"")))
         draft.tell(AssignmentGiven(member.member_id, draft.generation_id))
     begin(draft)
+    still_held = held(draft)
     for member in list(draft.members.values()):
-        if member.parked_sync is not None and not is_held(draft, member.member_id):
+        if member.parked_sync is not None and member.member_id not in still_held:
             settled = replace(member, parked_sync=None)
             draft.put(settled)
             draft.arm_session(settled)

@@ -51,10 +51,10 @@ class UnsettledDraft(Protocol):
 
 def begun(unsettled: Iterable[Unsettled], generation_id: int, now_ms: int) -> Iterable[HandoffBegun]:
     """Return the facts that report these partitions when the group becomes a consumer group."""
-    known = {(each.topic_id, each.partition): each for each in unsettled}
+    known: dict[tuple[str | UUID, int], Unsettled] = {(each.topic_id, each.partition): each for each in unsettled}
     pairs = by_pair((each.source, each.owner, *key) for key, each in known.items())
     for (source, owner), partitions in pairs.items():
-        left_ms = min(each.deadline_ms for each in known.values() if (each.source, each.owner) == (source, owner))
+        left_ms = min(known[each].deadline_ms for each in partitions)
         yield HandoffBegun(source, owner, generation_id, HandoffMode.DRAIN, max(left_ms - now_ms, 0), partitions)
 
 
