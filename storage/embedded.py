@@ -34,6 +34,7 @@ import structlog
 from storage.embedded_account import Account, own_account
 from storage.embedded_settings import SERVER_SETTINGS, configuration
 from storage.embedded_socket import LOCK_NAME, SOCKET_NAME, USER, running_url, socket_directory, socket_url
+from storage.errors import StorageError
 from storage.postgres_programs import EmbeddedPostgresError, Programs, fatal_line, find_programs, last_line
 from storage.private_files import (
     give_tree,
@@ -81,9 +82,13 @@ BOUNDS = Bounds()
 
 
 def holds_cluster(data_dir: Path) -> bool:
-    """Return whether the data directory holds a cluster, including one whose change of owner is incomplete."""
+    """Return whether the data directory holds a cluster, including one whose change of owner is incomplete. Raise
+    StorageError if the directory cannot be read."""
     directory = data_dir.expanduser().absolute()
-    return os.path.lexists(directory / CLUSTER) or any(directory.glob(f"{CLUSTER}.from-*"))
+    try:
+        return os.path.lexists(directory / CLUSTER) or any(directory.glob(f"{CLUSTER}.from-*"))
+    except OSError as error:
+        raise StorageError(f"cannot look into {directory}: {error.strerror}") from error
 
 
 class EmbeddedPostgres:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from urllib.parse import quote
 
-from storage.postgres_programs import EmbeddedPostgresError
+from storage.errors import StorageError
 
 USER = "sluice"
 DATABASE = "postgres"
@@ -27,7 +27,7 @@ MAX_SOCKET_PATH_BYTES = 107
 def running_url(data_dir: Path) -> str | None:
     """Return the URL of the server that another process runs in the directory; None if no server runs.
 
-    Raise EmbeddedPostgresError if the directory cannot be read.
+    Raise StorageError if the directory cannot be read.
     """
     data_dir = data_dir.expanduser().absolute()
     try:
@@ -35,7 +35,7 @@ def running_url(data_dir: Path) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise EmbeddedPostgresError(f"cannot look into {data_dir}: {error.strerror}") from error
+        raise StorageError(f"cannot look into {data_dir}: {error.strerror}") from error
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -64,8 +64,8 @@ def _count(text: str) -> int:
 
 
 def run(given: argparse.Namespace, settings: Settings) -> int:
-    url = settings.database_url or running_url(settings.data_dir)
     try:
+        url = settings.database_url or running_url(settings.data_dir)
         if url is None:
             raise CommandError(
                 f"no gateway serves from {settings.data_dir.absolute()}: give --config, --database-url or --data-dir"
@@ -77,7 +77,7 @@ def run(given: argparse.Namespace, settings: Settings) -> int:
             known = asyncio.run(_groups(url))
             hint = did_you_mean(given.group, known, SUGGESTIONS)
             raise CommandError(f"the journal has no rows of group {given.group}{hint}")
-    except CommandError as error:
+    except (CommandError, StorageError) as error:
         remark(str(error))
         return EXIT_FAILED
     show(rows, ("time", "generation", "state", "what"), as_json=given.json)

@@ -10,6 +10,7 @@ reads no clock and opens no socket.
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import tomllib
@@ -167,7 +168,8 @@ def _database_url(text: str) -> str:
 
 def _directory(text: str) -> Path:
     path = Path(_text(text)).expanduser()
-    if path.exists() and not path.is_dir():
+    # Unlike Path's methods, these raise no error if another user's directory is in the way.
+    if os.path.exists(path) and not os.path.isdir(path):
         raise ValueError("is not a directory")
     return path
 
@@ -176,7 +178,7 @@ def _audit_log(text: str) -> Path | str | None:
     if text in ("off", "stdout"):
         return None if text == "off" else text
     path = Path(_text(text)).expanduser()
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ValueError("is a directory: expected a file")
     return path
 

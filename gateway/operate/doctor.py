@@ -60,15 +60,15 @@ def add_doctor(parser: argparse.ArgumentParser, settings: Configure) -> None:
 
 
 def _run(settings: Settings, *, as_json: bool) -> int:
-    url = settings.database_url or running_url(settings.data_dir)
-    if url is None:
-        place = settings.data_dir.absolute()
-        print(
-            f"sluice: no gateway serves from {place}: give --config, --database-url or --data-dir",
-            file=sys.stderr,
-        )
-        return EXIT_CANNOT_LOOK
     try:
+        url = settings.database_url or running_url(settings.data_dir)
+        if url is None:
+            place = settings.data_dir.absolute()
+            print(
+                f"sluice: no gateway serves from {place}: give --config, --database-url or --data-dir",
+                file=sys.stderr,
+            )
+            return EXIT_CANNOT_LOOK
         findings = asyncio.run(_examine(settings, url))
     except StorageError as error:
         reason = " ".join(str(error).split())

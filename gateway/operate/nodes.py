@@ -43,13 +43,11 @@ def add_nodes(parser: argparse.ArgumentParser, settings: Configure) -> None:
 
 
 def _run(settings: Settings, *, deleting: bool, as_json: bool) -> int:
-    url = settings.database_url or running_url(settings.data_dir)
-    if url is None:
-        place = settings.data_dir.absolute()
-        advice = "give --config, --database-url or --data-dir"
-        print(f"sluice: no gateway serves from {place}: {advice}", file=sys.stderr)
-        return EXIT_FAILED
     try:
+        url = settings.database_url or running_url(settings.data_dir)
+        if url is None:
+            place = settings.data_dir.absolute()
+            raise StorageError(f"no gateway serves from {place}: give --config, --database-url or --data-dir")
         rows = asyncio.run(_look(url, _deletions if deleting else _nodes))
     except StorageError as error:
         print(f"sluice: {' '.join(str(error).split())}", file=sys.stderr)

@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from gateway.cli import main
+from storage.embedded_socket import LOCK_NAME
 from storage.migrate import has_tables
 from storage.pool import Database
 from storage.postgres_programs import bin_directory
@@ -39,6 +40,30 @@ def test_a_command_without_a_database_creates_none(
     assert line.startswith("sluice: no gateway ")
     assert line.endswith(f"{absent}: give --config, --database-url or --data-dir")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(("doctor",), 2), (("nodes",), 1), (("groups", "history", "orders"), 1)], ids=str
+)
+def test_a_data_directory_that_cannot_be_read_is_reported_in_one_line(
+    words: tuple[str, ...], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A symbolic link in the place of the lock is refused, as the lock of another user is."""
+    (tmp_path / LOCK_NAME).symlink_to("elsewhere")
+    assert main([*words, "--data-dir", str(tmp_path)]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("sluice: ")
+    assert f"cannot look into {tmp_path}: " in line
+
+
+@pytest.mark.parametrize("words", [("check",), ("backup", "{out}"), ("users", "list"), ("nodes",)], ids=" ".join)
+def test_a_data_directory_that_cannot_be_found_out_about_is_reported_in_one_line(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / ("x" * 300)
+    assert main([*(word.format(out=tmp_path / "out") for word in words), "--data-dir", str(place)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"sluice: cannot look into {place}: File name too long"
 
 
 @pytest.mark.parametrize("words", [("check",), ("users", "list"), ("users", "delete", "bob")], ids=" ".join)

@@ -34,6 +34,13 @@ def test_defaults_apply_without_values() -> None:
     assert settings.broker.group_initial_rebalance_delay_ms == 3000
 
 
+@pytest.mark.parametrize("option", ["data-dir", "log-store", "postgres-bin", "audit-log"])
+def test_a_place_that_cannot_be_examined_is_left_to_its_first_use(option: str) -> None:
+    """The name is too long. A directory of another user, in which nothing can be found, gives such an error, too."""
+    place = "x" * 300
+    assert origins(load({option: place}, (), {}))[option] == (place, f"flag --{option}")
+
+
 def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
     path = write(tmp_path, 'listen = "127.0.0.1:1"\nlog-level = "debug"\ncommitters = 3\n')
     environment = {"SLUICE_LISTEN": "127.0.0.1:2", "SLUICE_LOG_LEVEL": "error"}
