@@ -62,7 +62,6 @@ compaction_logger = structlog.get_logger("gateway.log.compactor")
 
 DELETION_INTERVAL_MS = 1_000
 """Interval between checks for topics whose failed deletion is due again; a new deletion wakes the job."""
-"""Interval between checks for changed partitions or settings; a node that joins or leaves wakes the job."""
 ROLL_INTERVAL_MS = 10_000
 SWEEP_INTERVAL_MS = 30_000
 COMPACTION_INTERVAL_MS = 1_000

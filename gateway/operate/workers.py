@@ -171,7 +171,10 @@ class Supervisor:
                 embedded = EmbeddedPostgres(
                     self._settings.data_dir, connections=wanted, programs=self._settings.postgres_bin
                 )
-                environment["SLUICE_DATABASE_URL"] = await embedded.start()
+                url = await self._start(embedded)
+                if url is None:
+                    return self._code
+                environment["SLUICE_DATABASE_URL"] = url
             await self._run_workers(environment, welcome)
         except (EmbeddedPostgresError, _PortTakenError) as error:
             print(f"sluice: {' '.join(str(error).split())}", file=sys.stderr)
@@ -180,6 +183,18 @@ class Supervisor:
             if embedded is not None:
                 await embedded.stop()
         return self._code
+
+    async def _start(self, embedded: EmbeddedPostgres) -> str | None:
+        """Start the server and return its URL. Return None if a signal arrives first: a recovery may take minutes."""
+        starting = asyncio.create_task(embedded.start())
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if starting.done():
+            return starting.result()
+        starting.cancel()
+        await asyncio.wait((starting,))
+        return None
 
     async def _find_ports_free(self) -> None:
         """Find a port that is taken before anything is created. Raise _PortTakenError."""

@@ -24,6 +24,7 @@ from confluent_kafka.admin import AdminClient
 from gateway.config.errors import ConfigurationError
 from gateway.config.settings import load
 from gateway.operate.workers import named, plan
+from storage.postgres_programs import find_programs
 from tests.clients.topics import create_topic
 from tests.gateway_process import ROOT, GatewayFactory, answers, clean_environment, free_ports
 from tests.postgres import short_directory
@@ -211,6 +212,22 @@ def test_a_worker_that_cannot_be_started_again_yet_does_not_end_the_others(
     assert answers(running.bootstraps[0])
     supervisor.rlimit(psutil.RLIMIT_NOFILE, limits)
     wait_for(lambda: answers(running.bootstraps[1]), running.log())
+
+
+def test_a_signal_ends_workers_whose_postgres_is_still_starting(host: Callable[..., Host], tmp_path: Path) -> None:
+    found = find_programs().directory
+    tmp_path.chmod(0o755)
+    for name, server in {"initdb": "", "postgres": '[ "$1" = -D ] && exec sleep 600\n'}.items():
+        script = tmp_path / name
+        script.write_text(f"#!/bin/sh\n{server}exec '{found / name}' \"$@\"\n")
+        script.chmod(0o755)
+    running = host("--postgres-bin", str(tmp_path), "--log-format", "console")
+    wait_for(lambda: "postgres cluster created" in running.log(), "no cluster was created")
+    running.process.terminate()
+    try:
+        assert running.process.wait(PATIENCE_S) == 0
+    finally:
+        running.process.kill()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
