@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,7 @@ from storage.pool import Database
 from storage.topics import TopicStore
 from storage.types import BOTH, CoordinatorLease, LeaseKind, NodeId, PartitionKey, Roles
 from storage.types import Node as StoredNode
+from tests.steps.waiting import turns
 
 TTL_MS = 60_000
 
@@ -128,6 +130,48 @@ async def test_a_lease_counts_from_when_its_renewal_was_sent(database: Database)
     await node.leases.renew()
     assert sorted(node.lost) == list(range(SHARDS)), "told before the leases are taken again"
     assert node.leases.held == SHARDS
+
+
+@pytest.mark.parametrize("slow", ["acquire_leases", "renew_leases"])
+async def test_time_until_postgres_answers_counts_as_held(
+    database: Database, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    node = Node(database)
+    call = getattr(node.store, slow)
+
+    async def late(*arguments: Any, **named: Any) -> Any:
+        answer = await call(*arguments, **named)
+        node.now += TTL_MS / 1000 * 0.5
+        return answer
+
+    monkeypatch.setattr(node.store, slow, late)
+    await node.start()
+    if slow == "renew_leases":
+        await node.leases.renew()
+    assert node.leases.held == SHARDS
+    node.now += TTL_MS / 1000 * 0.31
+    assert node.leases.held == 0, "another node may soon acquire them"
+
+
+async def test_leases_that_arrive_while_the_node_stops_are_released_unused(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(database)
+    acquire = node.store.acquire_leases
+    stopping: list[asyncio.Task[None]] = []
+
+    async def late(*arguments: Any, **named: Any) -> Any:
+        taken = await acquire(*arguments, **named)
+        stopping.append(asyncio.create_task(node.leases.release()))
+        await turns(2)
+        return taken
+
+    monkeypatch.setattr(node.store, "acquire_leases", late)
+    await node.start()
+    await asyncio.gather(*stopping)
+    assert (node.acquired, node.leases.held) == ([], 0)
+    await node.membership.withdraw()
+    assert (await Node(database, 9093).start()).leases.held == SHARDS
 
 
 async def test_killed_process_returns_at_once_with_its_id_and_higher_epochs(database: Database) -> None:

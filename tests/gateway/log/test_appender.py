@@ -27,7 +27,7 @@ from tests.gateway.data_plane import (
     records_in,
     terminate_backends,
 )
-from tests.steps.waiting import until_blocked
+from tests.steps.waiting import turns, until_blocked
 
 
 @pytest.fixture
@@ -529,7 +529,9 @@ async def test_locked_partition_stops_no_other_of_its_committer(node: DataPlane,
     topic = await node.create_topic("t", 4)
     await node.appender.submit(new_batch(topic, batch_of(b"before"), 0))
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
-        held = [node.appender.submit(new_batch(topic, batch_of(b"%d" % number), 0)) for number in range(3)]
+        held = [node.appender.submit(new_batch(topic, batch_of(b"0"), 0))]
+        await turns(3)  # The commit of this batch has begun, and the others wait behind it.
+        held += [node.appender.submit(new_batch(topic, batch_of(b"%d" % number), 0)) for number in (1, 2)]
         for index in (1, 2, 3):
             assert (
                 appended(await asyncio.wait_for(node.appender.submit(new_batch(topic, batch_of(b"x"), index)), 3)) == 0
