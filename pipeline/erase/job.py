@@ -14,7 +14,7 @@ import dataclasses
 import sys
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -140,11 +140,12 @@ class Erasure:
 
     def run(self) -> None:
         started = time.monotonic()
+        begun = self._begun()
         before = self._checked_manifest()
         gone = self._topic.is_gone()
         with self._ticker():
             found = [] if gone else self._topic.find()
-            begun, files = self._survey(found)
+            self._survey(begun, found)
         if gone:
             self._lines.say(f"the topic {self._topic.topic} has gone; the archive holds the rest", event="gone")
         elif any(not each.tombstone for each in found):
@@ -163,7 +164,7 @@ class Erasure:
                 f"The archive changed during the erasure: {changed[0]}.",
                 "Stop the other writer, and run `sluice-pipeline verify` or `verify --manifest`.",
             )
-        removed = self._remove_files(files)
+        removed = self._remove_files(begun.files)
         proof = Proof(
             topic=self._topic.topic,
             topic_id=self._topic.topic_id,
@@ -243,12 +244,11 @@ class Erasure:
                 )
         return manifest
 
-    def _survey(self, found: Sequence[Held]) -> tuple[Begun, dict[str, set[str]]]:
-        """Return where the key is, and the files that hold it by table.
+    def _survey(self, begun: Begun, found: Sequence[Held]) -> None:
+        """Add to `begun` where the key is, and the files that hold it.
 
         Raise PipelineError if the key is nowhere, unless an earlier run has already removed it.
         """
-        begun = self._begun()
         archived, files = self._holding(self._where)
         rows = {name: self._holding(where) for name, where in self._tables.others.items()}
         if not (found or archived or any(held for held, _ in rows.values()) or self._part.exists()):
@@ -264,7 +264,8 @@ class Erasure:
             f"found {len(found)} records of the key in the topic, {len(archived)} in the archive", event="found",
             topic=len(found), archive=len(archived),
         )  # fmt: skip
-        return begun, {self._where: files, **{self._tables.others[name]: held for name, (_, held) in rows.items()}}
+        holding = {self._where: files, **{self._tables.others[name]: held for name, (_, held) in rows.items()}}
+        begun.files = {where: sorted(held.union(begun.files.get(where, ()))) for where, held in holding.items()}
 
     def _begun(self) -> Begun:
         fresh = Begun(self._topic.topic, self._topic.key_sha256, _now())
@@ -360,7 +361,7 @@ class Erasure:
                     application, number, told = latest_job.APPLICATION, merged.batch, merged.to_json()
                 table.merge(key, where, on, _DELETE, application, number, told)
 
-    def _remove_files(self, files: dict[str, set[str]]) -> int:
+    def _remove_files(self, files: Mapping[str, Sequence[str]]) -> int:
         """Remove the files that only older versions of the tables use. Raise PipelineError if a file with the key still
         exists.
         """
@@ -369,7 +370,7 @@ class Erasure:
             since = time.time()
             with self._ticker():
                 removed += table.vacuum(self._spark, where, (time.time() - since) / 3600)
-            for file in sorted(held):
+            for file in held:
                 if table.holds_file(self._spark, where, file):
                     raise PipelineError(
                         f"{file}, which holds the key, is still there: a tag, a branch or a deletion vector of {where} "

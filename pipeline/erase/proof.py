@@ -126,6 +126,8 @@ class Begun:
     """The topic's own settings from before the job requested compaction. None for a setting that the topic did not
     have.
     """
+    files: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """Files in which the key was found, by table. A file may outlive the key's rows, so a later start must know it."""
 
     def to_json(self) -> str:
         return json.dumps({"sluice_erasure_begun": VERSION, **asdict(self)}, indent=1) + "\n"

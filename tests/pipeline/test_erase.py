@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from pyspark.sql import SparkSession
 
-from pipeline import catalog, table
+from pipeline import catalog, iceberg, table
 from pipeline.archive import job as archive_job
 from pipeline.archive.plan import Range
 from pipeline.erase.job import MAX_ERASED
@@ -307,6 +307,23 @@ def test_an_erasure_that_cannot_find_the_dead_letters_is_refused(
     for more in ((), ("--dead-letters", f"{bad}_typo")):
         with pytest.raises(PipelineError, match=r"There is no table of dead letters at .*, which may hold the key"):
             jobs.erase(lake.spark, gateway.bootstrap, lake.archive, *given, *more)
+
+
+@pytest.mark.parametrize("lake", ["iceberg"], indirect=True)
+def test_erasure_fails_at_each_start_as_long_as_a_file_with_the_key_is_kept(
+    lake: Lake, gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    topic, name = archived(lake, gateway.bootstrap, 20), iceberg.quoted(table.location(lake.archive, "iceberg"))
+    lake.spark.sql(f"ALTER TABLE {name} CREATE TAG kept").collect()
+    proof = tmp_path / "proof.json"
+    given = (lake.spark, gateway.bootstrap, lake.archive, "--topic", topic, *ERASED, "--proof", str(proof), *lake.given)
+    for _ in range(2):
+        with pytest.raises(PipelineError, match=r"which holds the key, is still there: a tag"):
+            jobs.erase(*given)
+        assert not proof.exists()
+    lake.spark.sql(f"ALTER TABLE {name} DROP TAG kept").collect()
+    jobs.erase(*given)
+    assert ANNA not in lake.keys_in_files()
 
 
 def only_once(whole: Callable[..., None]) -> Callable[..., None]:
