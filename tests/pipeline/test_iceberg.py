@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table import StaticTable
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from pipeline import catalog, iceberg, table
 from pipeline.archive import job as archive_job
@@ -133,6 +134,23 @@ def test_new_fields_of_json_become_columns_and_an_empty_batch_keeps_them(
     assert third is None
     assert [row.reason for row in rows(lake, "events_dead_letters")] == ["the value is not JSON"]
     assert jobs.verify(lake, gateway.bootstrap, "events", *FORMAT).code == 0
+
+
+@one_catalog
+@pytest.mark.parametrize("kind", ["iceberg", "delta"])
+def test_rows_that_lack_nested_fields_of_their_table_are_appended(
+    lake: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    where = "iceberg:nested" if kind == "iceberg" else str(tmp_path / "nested")
+    whole = "id bigint, who struct<name:struct<a:bigint,b:string>>, many array<struct<p:bigint,q:string>>"
+    table.create(lake, where, StructType.fromDDL(whole))
+    kinds = "id bigint, who struct<name:struct<a:bigint>>, many array<struct<p:bigint>>"
+    frame = lake.createDataFrame([(1, ((7,),), [(2,), None])], kinds)
+    table.append(frame, where, "tests", 1, "{}", merge_schema=True)
+    [row] = table.read(lake, where).collect()
+    assert row.asDict(recursive=True) == {
+        "id": 1, "who": {"name": {"a": 7, "b": None}}, "many": [{"p": 2, "q": None}, None],
+    }  # fmt: skip
 
 
 @one_catalog

@@ -5,6 +5,7 @@ docs/iceberg-failures.md explains why none of these failures can happen here.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +18,7 @@ from pipeline import connector, iceberg, table
 from pipeline.archive import job as archive_job
 from pipeline.archive.job import last_progress
 from pipeline.errors import PipelineError, explain
-from pipeline.schema import ARCHIVE_CLUSTER
+from pipeline.schema import ARCHIVE_CLUSTER, NEWEST
 from tests.gateway_process import GatewayProcess
 from tests.pipeline import jobs, topics
 from tests.pipeline.catalogs import FORMAT, filled, offsets, one_catalog
@@ -98,6 +99,16 @@ def test_append_is_committed_though_files_were_merged_while_it_was_written(
     branches = lake.sql(f"SELECT name FROM {iceberg.quoted('iceberg:events')}.refs").collect()
     assert len(branches) == 2
     assert jobs.verify(lake, gateway.bootstrap, "events", *FORMAT).code == 0
+
+
+@one_catalog
+def test_table_whose_creation_was_killed_gets_its_order_at_the_next_start(lake: SparkSession) -> None:
+    where = "iceberg:newest"
+    table.create(lake, where, NEWEST)
+    table.create(lake, where, NEWEST, order=["key"])
+    rows = [("t", b"key %d" % (at * 37 % 100), b"v", 0, at, datetime(2026, 1, 1, tzinfo=UTC)) for at in range(40)]
+    table.append(lake.createDataFrame(rows, NEWEST).coalesce(1), where, "tests", 1, "{}")
+    assert [bytes(row.key) for row in table.read(lake, where).collect()] == sorted(row[1] for row in rows)
 
 
 @one_catalog
