@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 
 def classes(spark: SparkSession) -> Any:
@@ -31,3 +31,9 @@ def file_system(spark: SparkSession, path: Any) -> Any:
 def delta_log(spark: SparkSession, path: str) -> Any:
     """Return Delta's log of the table at this path."""
     return classes(spark).org.apache.spark.sql.delta.DeltaLog.forTable(java_session(spark), path)
+
+
+def analyzed(frame: DataFrame) -> Any:
+    """Return Spark's plan of a frame before it is optimized."""
+    opened: Any = frame
+    return opened._jdf.queryExecution().analyzed()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from pipeline.archive.job import RETRY_SECONDS, last_progress
 from pipeline.archive.plan import Progress, Range
 from pipeline.archive.start import milliseconds
 from pipeline.errors import PipelineError, explain
+from pipeline.jvm import analyzed
 from pipeline.kafka import Cluster, Partition, UnreachableError
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
@@ -41,6 +43,9 @@ from pipeline.verify.topic import TopicReader
 
 APPLICATION = "sluice-replay"
 MAX_TASKS = 64
+_CLOCKS = re.compile(r"\b(?:current_(?:date|time|timestamp)|localtime|localtimestamp|now)\(")
+"""Functions of SQL whose value is another at each start. Spark counts them as deterministic."""
+_LITERALS = re.compile(r"'(?:[^'\\]|\\.)*'")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -233,6 +238,8 @@ class Replay:
             self._lines.say(f"begins {plan.name}: {_records(plan.ranges):,} offsets", event="begin")
             return done
         asked = self._asked(sorted(done.plan.topics))
+        if done.plan.span is None:
+            asked["span"] = None
         if asked != done.plan.asked():
             unlike = [name for name, value in asked.items() if value != done.plan.asked()[name]]
             raise PipelineError(
@@ -284,6 +291,7 @@ class Replay:
             batch_records=given.max_batch_records,
             target_ids={},
             bases={},
+            span=json.dumps([_listed(_offsets(given.start, "--from")), _listed(_offsets(given.until, "--until"))]),
         )
 
     def _plan(self, *, create: bool) -> Plan:
@@ -293,6 +301,8 @@ class Replay:
         # Read the table after the progress. Then the frame has at least the offsets that the progress claims.
         self._records = table.read(self._spark, self._archive)
         asked = self._asked_plan(sorted(progress.topic_ids))
+        if asked.condition is not None:
+            _check_filter(self._records, asked.condition)
         ranges = self._ranges(progress, asked.topics)
         targets = self._targets(asked, ranges, progress)
         self._make_topics(asked, progress, ranges, create=create)
@@ -513,6 +523,16 @@ def _shown(row: Row | None, partition: Row) -> str:
     return f"in {row.target_topic}-{row.target_partition} the record of {row.mark or 'no source'}: {row.what}"
 
 
+def _check_filter(records: DataFrame, condition: str) -> None:
+    """Raise PipelineError if the filter may choose other records when the replay is continued or compared."""
+    plan = analyzed(records.where(condition))
+    if not plan.deterministic() or _CLOCKS.search(_LITERALS.sub("", plan.condition().sql())):
+        raise PipelineError(
+            f"--filter {condition} depends on the time or on chance, so a replay could not be continued.",
+            "Write times as literals, such as TIMESTAMP '2026-01-31 12:00:00'.",
+        )
+
+
 def _is_final(error: Exception) -> bool:
     """Return whether the same batch would fail the same way again."""
     return isinstance(error, AnalysisException | ParseException) or "ForeignWriterError" in str(error)
@@ -532,6 +552,10 @@ def _day(timestamp_ms: int) -> str:
 
 def _time(text: str | None) -> int | None:
     return None if text is None or text.lstrip().startswith("{") else milliseconds(text)
+
+
+def _listed(offsets: Mapping[Partition, int]) -> list[tuple[str, int, int]]:
+    return sorted((topic, partition, offset) for (topic, partition), offset in offsets.items())
 
 
 def _offsets(text: str | None, option: str) -> dict[Partition, int]:

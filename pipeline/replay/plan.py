@@ -43,6 +43,8 @@ class Plan:
     by_key: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
     """With `by_key`, the partition count of each target topic. Partitions that are added later receive no records."""
+    span: str | None = None
+    """The offsets in --from and --until, as JSON. None in plans of earlier releases."""
 
     def target(self, topic: str, partition: int) -> Partition:
         return self.topics[topic], self.partitions.get(partition, partition)

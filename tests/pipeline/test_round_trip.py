@@ -646,6 +646,23 @@ def test_a_replay_is_refused_when_it_would_not_be_the_same_or_not_alone(
         jobs.replay(spark, gateway.bootstrap, out, *options)
 
 
+def test_replay_is_not_continued_with_other_offsets_or_with_a_filter_that_changes(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 1)
+    topics.fill(gateway.bootstrap, topic, topics.records(40, 1))
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    options = ("--topic-map", f"{topic}={topic}-again", "--create-topics")
+    for condition in ("timestamp < now()", "date < current_date", "rand() < 0.5"):
+        with pytest.raises(PipelineError, match="depends on the time or on chance"):
+            jobs.replay(spark, gateway.bootstrap, out, *options, "--filter", condition)
+    until = ("--filter", "topic <> 'now()'", "--until", f'{{"{topic}": {{"0": 20}}}}')
+    jobs.replay(spark, gateway.bootstrap, out, *options, *until)
+    jobs.replay(spark, gateway.bootstrap, out, *options, *until)
+    with pytest.raises(PipelineError, match="was begun with another span"):
+        jobs.replay(spark, gateway.bootstrap, out, *options, *until[:3], f'{{"{topic}": {{"0": 30}}}}')
+
+
 @pytest.mark.parametrize("partition_map", ["same", "key:3"])
 def test_a_replay_is_compared_with_its_archive_at_the_end(
     spark: SparkSession, gateway: GatewayProcess, out: str, partition_map: str
