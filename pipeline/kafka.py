@@ -286,6 +286,15 @@ class Cluster:
             for resource, future in futures.items()
         }
 
+    def compacted(self, topics: Collection[str]) -> set[str]:
+        """Return those of `topics` whose cleanup policy includes compaction."""
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in sorted(self.existing().intersection(topics))]
+        return {
+            resource.name
+            for resource, config in self.configs(resources).items()
+            if "compact" in config.get("cleanup.policy", "")
+        }
+
     def _describe(self, resources: list[ConfigResource]) -> Mapping[ConfigResource, Future[Any]]:
         return cast(
             "Mapping[ConfigResource, Future[Any]]",

@@ -11,12 +11,12 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -97,6 +97,7 @@ def repair(
         raise PipelineError(f"{where} holds no archive yet.", "Run `sluice-pipeline archive` first.")
     read_committed = arguments.isolation == "read_committed"
     check(ranges, progress, cluster, read_committed=read_committed)
+    compacted = cluster.compacted({each.topic for each in ranges})
     if (DATA in archive.columns) != (arguments.value != "raw"):
         raise PipelineError(
             f"{where} {'has' if DATA in archive.columns else 'has no'} typed values.",
@@ -107,14 +108,14 @@ def repair(
     with Ticker(spark, lines, stop), table.ignoring_lost_files(spark):
         fresh = _fresh(spark, arguments, readable, stored, read_committed)
         try:
-            days = _replace(archive, fresh, ranges, where, version)
+            days = _replace(archive, fresh, ranges, where, version, compacted)
         except (PySparkException, Py4JJavaError) as error:
             cause = explain(error).cause
             if not cause.startswith(LOST_FILE) or not table.is_iceberg(where):
                 raise
             lines.say(f"{cause} The days are rebuilt from the files that are left.", event="damaged")
             left = _typed(arguments, table.readable(spark, where), stored)
-            days = _replace(left, fresh, ranges, where, version)
+            days = _replace(left, fresh, ranges, where, version, compacted)
     records = sum(each.records for each in ranges)
     lines.step(
         f"archived {records:,} offsets again, in {days} days of topics", records, time.monotonic() - started,
@@ -123,9 +124,17 @@ def repair(
     lines.say("run `sluice-pipeline verify` to prove the result", event="end")
 
 
-def _replace(archive: DataFrame, fresh: DataFrame, ranges: Sequence[Range], where: str, version: int) -> int:
-    """Replace the days that hold `ranges` with the other rows of `archive` and `fresh`. Return the number of days."""
+def _replace(
+    archive: DataFrame, fresh: DataFrame, ranges: Sequence[Range], where: str, version: int, compacted: Collection[str]
+) -> int:
+    """Replace the days that hold `ranges` with the other rows of `archive` and `fresh`. Return the number of days.
+
+    Rows of the topics `compacted` stay even within `ranges` if `fresh` lacks them, because compaction removes records
+    from a topic that its archive keeps.
+    """
     inside = within(archive, ranges)
+    if compacted:
+        fresh = _newest(inside.where(F.col("topic").isin(sorted(compacted))), fresh)
     days = {
         (row.topic, row.date) for frame in (inside, fresh) for row in frame.select("topic", "date").distinct().collect()
     }
@@ -135,6 +144,17 @@ def _replace(archive: DataFrame, fresh: DataFrame, ranges: Sequence[Range], wher
     )
     table.replace(kept.unionByName(fresh, allowMissingColumns=True), where, version, sorted(days))
     return len(days)
+
+
+def _newest(held: DataFrame, fresh: DataFrame) -> DataFrame:
+    """Return the rows of `fresh`, and those of `held` whose offsets `fresh` lacks. A single pass reads both, so that a
+    record that compaction removes in the meantime is in one of them.
+    """
+    place = Window.partitionBy("topic", "partition", "offset")
+    both = held.withColumn("_fresh", F.lit(0)).unionByName(
+        fresh.withColumn("_fresh", F.lit(1)), allowMissingColumns=True
+    )
+    return both.withColumn("_newest", F.max("_fresh").over(place)).where("_fresh = _newest").drop("_fresh", "_newest")
 
 
 def check(ranges: Sequence[Range], progress: Progress, cluster: Cluster, *, read_committed: bool) -> None:

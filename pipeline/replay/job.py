@@ -443,10 +443,7 @@ class Replay:
 
     def _compare(self, plan: Plan) -> None:
         """Read the targets and compare them with the archive. Raise PipelineError if a record differs."""
-        policies = self._cluster.configs([ConfigResource(ResourceType.TOPIC, name) for name in sorted(plan.target_ids)])
-        compacted = sorted(
-            each.name for each, config in policies.items() if "compact" in config.get("cleanup.policy", "")
-        )
+        compacted = sorted(self._cluster.compacted(plan.target_ids))
         if compacted:
             self._lines.say(
                 f"{', '.join(compacted)}: not compared, because compaction removes records", event="compacted"

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from confluent_kafka.admin import ConfigResource, ResourceType
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -135,7 +134,7 @@ class Verification:
         chosen = sorted(self._only or progress.topic_ids)
         logs = self._cluster.logs(chosen, read_committed=self._read_committed)
         told = [each for each in scopes(progress, logs) if each.topic in chosen]
-        compacted = self._compacted({each.topic for each in told})
+        compacted = self._cluster.compacted({each.topic for each in told})
         try:
             differences = self._differences(records, progress, told, compacted)
         except (PySparkException, Py4JJavaError) as error:
@@ -182,17 +181,6 @@ class Verification:
             wrong = self._typing.mistyped(mine, typed.stored_type(records.schema))
             rows = unequal_ranges(wrong).orderBy("topic", "partition", "first").limit(MAX_SHOWN).collect()
         return [f"{row.topic}-{row.partition} {_offsets(row)}: {row.what}" for row in rows]
-
-    def _compacted(self, topics: set[str]) -> set[str]:
-        """Return the topics whose cleanup policy includes compaction."""
-        if not topics:
-            return set()
-        resources = [ConfigResource(ResourceType.TOPIC, name) for name in sorted(topics & self._cluster.existing())]
-        return {
-            resource.name
-            for resource, config in self._cluster.configs(resources).items()
-            if "compact" in config.get("cleanup.policy", "")
-        }
 
     def _unclaimed(self, records: DataFrame, progress: Progress) -> list[str]:
         mine = records.where(F.col("topic").isin(self._only)) if self._only else records

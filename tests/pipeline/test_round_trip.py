@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -538,6 +539,26 @@ def test_verify_of_a_compacted_topic_proves_what_is_left_of_it(
     assert "the topic is compacted" in told.words
     spark.sql(f"UPDATE delta.`{out}` SET value = X'00' WHERE offset = 199").collect()
     assert jobs.verify(spark, gateway.bootstrap, out).code != 0
+
+
+def test_repair_keeps_records_that_compaction_has_removed_from_the_topic(
+    spark: SparkSession, gateway_factory: Any, out: str
+) -> None:
+    gateway = gateway_factory({"log.cleaner.backoff.ms": "100"})
+    topic = topics.fresh(gateway.bootstrap, 1, cleanup_policy="compact", max_compaction_lag_ms="1", segment_ms="1")
+    # The newest segment is not compacted, so a third round removes the first.
+    for _ in range(3):
+        given = [(0, b"k%d" % index, b"v", topics.START_MS, []) for index in range(10)]
+        topics.fill(gateway.bootstrap, topic, given)
+        jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    deadline = time.monotonic() + topics.SECONDS
+    while topics.read(gateway.bootstrap, topic, 0, 1)[0][0] == 0:
+        assert time.monotonic() < deadline
+    spark.sql(f"DELETE FROM delta.`{out}` WHERE offset = 29").collect()
+    assert jobs.verify(spark, gateway.bootstrap, out).code == 3
+    jobs.repair(spark, gateway.bootstrap, out, "--ranges", f"{topic}-0:0-29")
+    assert [row.offset for row in table.read(spark, out).orderBy("offset").collect()] == list(range(30))
+    assert jobs.verify(spark, gateway.bootstrap, out).code == 0
 
 
 def test_small_files_are_merged_and_the_archive_stays_what_it_was(
