@@ -273,15 +273,15 @@ MUTANTS = [
     ),
     Mutant(
         "nobody is held for what another claims",
-        "handoff:is_held",
-        "draft.hold_deadlines.get(member_id, 0) > draft.now_ms",
+        "handoff:held",
+        "deadline_ms > draft.now_ms",
         "False",
     ),
     Mutant(
         "who is awaited is held, too",
-        "handoff:is_held",
-        "all(each.source != member_id for each in pending)",
-        "True",
+        "handoff:held",
+        "{each.target for each in pending} - {each.source for each in pending}",
+        "{each.target for each in pending}",
     ),
     Mutant(
         "what sources claim is not looked at",
