@@ -65,7 +65,7 @@ def over_time(title: str, panels: Sequence[Panel], bands: Sequence[Band]) -> str
     _draw(drawing, panels, x_of)
     for number in range(6):
         second = begins + (ends - begins) * number / 5
-        drawing.text(x_of(second), bottom + 16, f"{second - begins:.0f} s", "middle")
+        drawing.text(x_of(second), bottom + 16, f"{second - begins:.0f} s", "end" if number == 5 else "middle")
     return drawing.svg(STYLE)
 
 
@@ -80,7 +80,7 @@ def over_count(title: str, panels: Sequence[Panel], counts: Sequence[int]) -> st
     _draw(drawing, panels, x_of)
     for count in counts:
         drawing.line(x_of(count), TOP, x_of(count), bottom)
-        drawing.text(x_of(count), bottom + 16, f"{count:,}", "middle")
+        drawing.text(x_of(count), bottom + 16, f"{count:,}", "end" if count == counts[-1] else "middle")
     return drawing.svg(STYLE)
 
 
