@@ -71,7 +71,7 @@ EXACT_TIMES = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
-_HELD_DATA, _HELD_RESCUED = "_held_data", "_held_rescued"
+_HELD_DATA, _HELD_RESCUED, _ROW = "_held_data", "_held_rescued", "_row"
 
 
 class Typing(Protocol):
@@ -205,7 +205,10 @@ def _set_aside(records: DataFrame) -> DataFrame:
 
 
 def _what(frame: DataFrame, what: Column) -> DataFrame:
-    return frame.select("topic", "partition", "offset", what.alias("what")).where("what IS NOT NULL")
+    # Spark moves no filter below a column such as `_row`. Otherwise it would replace each name in the condition by its
+    # whole expression, level by level: planning several schemas of a registry took minutes and most of the JVM's heap.
+    rows = frame.select("topic", "partition", "offset", what.alias("what"), F.monotonically_increasing_id().alias(_ROW))
+    return rows.where(F.col("what").isNotNull() & (F.col(_ROW) >= 0)).drop(_ROW)
 
 
 def parse(records: DataFrame) -> DataFrame:

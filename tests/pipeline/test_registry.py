@@ -5,9 +5,11 @@ some time.
 from __future__ import annotations
 
 import http.server
+import io
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -21,7 +23,7 @@ from pyspark.sql.avro.functions import to_avro
 from pipeline import table
 from pipeline.archive.framed import RegistryTyping
 from pipeline.archive.registry import Registry
-from pipeline.archive.typed import NO_TYPE
+from pipeline.archive.typed import NO_TYPE, stored_type
 from pipeline.errors import PipelineError
 from pipeline.kafka import UnreachableError
 from pipeline.schema import DATA, RESCUED
@@ -166,6 +168,22 @@ def test_records_of_several_schemas_share_a_table_and_wait_for_their_registry(
     assert registry.asked.count("/schemas/ids/1") == 3
     typed = ("--value", "registry", "--registry", registry.url)
     assert jobs.verify(spark, gateway.bootstrap, out, *typed).code == 0
+
+
+def test_typing_again_plans_each_schema_a_few_times(spark: SparkSession, registry: ARegistry, tmp_path: Path) -> None:
+    registry.schemas = {number: {"schema": OLDER} for number in range(8)}
+    [content] = packed(spark, OLDER, "id int", (1,))
+    values = [("orders", 0, number, framed(number, content)) for number in registry.schemas]
+    typing, path = RegistryTyping(Registry(registry.url), evolve=True), str(tmp_path / "typed")
+    given = spark.createDataFrame(values, "topic string, partition int, offset long, value binary")
+    typing.apply(given, NO_TYPE).drop("reason").write.parquet(path)
+    records = spark.read.parquet(path)
+    again = typing.mistyped(records, stored_type(records.schema))
+    with redirect_stdout(io.StringIO()) as printed:
+        again.explain(extended=True)
+    optimized = printed.getvalue().partition("== Optimized Logical Plan ==")[2].partition("== Physical Plan ==")[0]
+    assert len(registry.schemas) <= optimized.count("from_avro") <= 3 * len(registry.schemas)
+    assert again.collect() == []
 
 
 def test_small_decimals_floats_and_local_times_of_avro_are_exact(spark: SparkSession, registry: ARegistry) -> None:
