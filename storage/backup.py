@@ -21,6 +21,7 @@ import fcntl
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,12 @@ MANIFEST = "manifest.json"
 TIMES = "segment-times.json"
 """The time at which each copied segment was created. It shows whether a segment of that id is still the same one."""
 FORMAT = 1
-_COPY_BYTES = 16 * 1024 * 1024
+_COPY_BYTES = 4 * 1024 * 1024
+_SYNC_BYTES = 1024 * 1024
+"""Bytes that a backup writes and syncs at once. A commit of a node on the same disk waits for such a sync."""
+_REST = 2
+"""A backup rests this many times as long as a sync of its copies took, so that the disk is free for the nodes' commits.
+"""
 _PIPE_BYTES = 1024 * 1024
 _ERROR_LINES = 3
 _ERROR_BYTES = 16 * 1024
@@ -319,9 +325,12 @@ async def _copy_object(store: ByteStore, object_id: int, target: Path, start: in
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(target, flags, FILE_MODE), "ab") as writing:
             for piece in pieces:
-                writing.write(piece)
-            writing.flush()
-            os.fsync(writing.fileno())
+                for first in range(0, len(piece), _SYNC_BYTES):
+                    began_s = time.monotonic()
+                    writing.write(memoryview(piece)[first : first + _SYNC_BYTES])
+                    writing.flush()
+                    os.fsync(writing.fileno())
+                    time.sleep((time.monotonic() - began_s) * _REST)
         return sum(map(len, pieces))
 
     while start < end:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from storage.pool import Database
 from storage.store import open_store
 
 EXIT_FAILED = 1
+_LEAST_PRIORITY = 19
 MEBIBYTE = 1024 * 1024
 
 Configure = Callable[[argparse.Namespace], Settings]
@@ -127,6 +129,8 @@ async def _back_up(settings: Settings, target: Path) -> int:
             store = await open_store(database, settings.log_place, claims=False)
         finally:
             await database.close()
+        # Leave the processors to the nodes, if they need them. Programs that this one starts inherit the priority.
+        os.nice(_LEAST_PRIORITY)
         report = await back_up(url, store, target, programs=settings.postgres_bin)
     copied = f"{report.copied_segments} of them copied ({report.copied_bytes / MEBIBYTE:.1f} MiB)"
     print(f"{report.segments} segments, {copied}, database {report.dump_bytes / MEBIBYTE:.1f} MiB in {target}")
