@@ -287,16 +287,19 @@ def _mover(stage: Stage) -> Iterator[Evidence]:
 
 @contextlib.contextmanager
 def _backup(stage: Stage) -> Iterator[Evidence]:
-    """Make backups one after the other, each into an empty directory."""
+    """Make backups one after the other, each into an empty directory. They are removed after the phase, because a
+    removal of so many bytes delays commits, and is no part of a backup."""
     done = threading.Event()
     failures: list[str] = []
     copied: list[int] = []
-    target = stage.directory / "backup"
-    command = [sys.executable, "-m", "gateway.cli", "backup", str(target), "--data-dir", str(stage.gateway.data_dir)]
+    target = stage.directory / "backups"
+    command = [sys.executable, "-m", "gateway.cli", "backup", "--data-dir", str(stage.gateway.data_dir)]
 
     def size_bytes() -> int:
+        """Return the size of the last backup, whether it is complete or not."""
         found = 0
-        for directory, _, names in os.walk(target):
+        last = target / str(len(copied))
+        for directory, _, names in os.walk(last):
             for name in names:
                 # A running backup renames its files.
                 with contextlib.suppress(FileNotFoundError):
@@ -305,10 +308,9 @@ def _backup(stage: Stage) -> Iterator[Evidence]:
 
     def work() -> None:
         while not done.is_set():
-            if target.exists():
-                shutil.rmtree(target)
+            words = [*command, str(target / str(len(copied)))]
             with tempfile.TemporaryFile("w+") as said:
-                process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+                process = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
                 while process.poll() is None:
                     if done.wait(0.1):
                         process.kill()
@@ -329,6 +331,7 @@ def _backup(stage: Stage) -> Iterator[Evidence]:
             raise RuntimeError("the backup copied nothing")
         return f"{under_way / MEGABYTE:,.0f} MB of the first backup"
 
+    target.mkdir()
     thread = threading.Thread(target=work, name="backup")
     thread.start()
     try:
@@ -336,8 +339,7 @@ def _backup(stage: Stage) -> Iterator[Evidence]:
     finally:
         done.set()
         thread.join()
-        if target.exists():
-            shutil.rmtree(target)
+        shutil.rmtree(target)
 
 
 @contextlib.contextmanager
