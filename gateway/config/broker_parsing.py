@@ -80,15 +80,23 @@ def parse_stored(
         return parse_broker_configs(given, dynamic, own), {}
     except ConfigError:
         kept: tuple[dict[str, str], dict[str, str]] = {}, {}
+    # Only typed settings can contradict each other. A client may store very many others, so these are not parsed again
+    # with each further setting.
+    typed: tuple[dict[str, str], dict[str, str]] = {}, {}
+    names = {key.name for key in FIELDS.values()}
     refused: dict[str, ConfigError] = {}
-    for layer, stored in zip(kept, (dynamic, own or {}), strict=True):
+    for place, stored in enumerate((dynamic, own or {})):
         for name, value in stored.items():
-            layer[name] = value
             try:
-                parse_broker_configs(given, *kept)
+                validate_dynamic({name: value}, of_one_node=place == 1)
+                if name in names:
+                    typed[place][name] = value
+                    parse_broker_configs(given, *typed)
             except ConfigError as error:
                 refused[name] = error
-                del layer[name]
+                typed[place].pop(name, None)
+            else:
+                kept[place][name] = value
     return parse_broker_configs(given, *kept), refused
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from gateway.config.broker import BrokerConfig
 from gateway.config.broker_clients import ip_overrides
-from gateway.config.broker_parsing import parse_broker_configs
+from gateway.config.broker_parsing import parse_broker_configs, parse_stored
 from gateway.config.broker_table import BROKER_CONFIGS, broker_layers
 from gateway.config.definition import ConfigError, ConfigSource, Update, render
 
@@ -223,3 +225,19 @@ def test_overrides_of_connections_per_address() -> None:
     for wrong in ("10.0.0.1", "localhost:5", "10.0.0.1:-1", "10.0.0.1:many"):
         with pytest.raises(ConfigError):
             parse_broker_configs({"max.connections.per.ip.overrides": wrong})
+
+
+def test_a_stored_setting_that_contradicts_an_earlier_one_is_left_out() -> None:
+    lowest, highest = "log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"
+    config, refused = parse_stored({}, {lowest: "10"}, {"plugin.a": "1", highest: "5", "plugin.b": "2"})
+    assert list(refused) == [highest]
+    assert (dict(config.dynamic), dict(config.own)) == ({lowest: "10"}, {"plugin.a": "1", "plugin.b": "2"})
+
+
+def test_a_wrong_setting_among_very_many_is_found_in_time() -> None:
+    """A client may name thousands of unknown settings in one request, and the event loop waits until they are read."""
+    others = {f"listener.name.plugin.{number}": "" for number in range(2_000)}
+    started_s = time.process_time()
+    config, refused = parse_stored({}, {**others, "log.retention.ms": "soon"})
+    assert time.process_time() - started_s < 2
+    assert (list(refused), config.dynamic) == (["log.retention.ms"], others)
