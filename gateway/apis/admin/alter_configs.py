@@ -37,6 +37,7 @@ from gateway.net.pieces import in_pieces, tally
 from gateway.security.authorizer import HasAuthorizer
 from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode, KafkaError
+from protocol.grammar import MAX_STRING_BYTES
 from protocol.messages import alter_configs as legacy
 from protocol.messages import incremental_alter_configs as incremental
 from storage.text import stored
@@ -343,18 +344,21 @@ def _check_configs(configs: Sequence[incremental.AlterableConfig]) -> None:
 
 def _changed_list(name: str, value: str, effective: Effective, *, append: bool) -> str:
     """Return the effective list with entries added or removed. Appending to an unset list keeps its default."""
-    found = effective(name)
-    if found is None:
-        raise ConfigError(name, value, "unknown config name")
-    key, text = found
-    if key.type is not ConfigType.LIST:
+    key, text = effective(name) or (None, None)
+    if key is None or key.type is not ConfigType.LIST:
         operation = "APPEND" if append else "SUBTRACT"
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"Can't {operation} to key {name} because its type is not LIST.")
     entries = text.split(",") if text else []
     changes = [entry.strip() for entry in value.split(",")] if value else []
+    # Each of these lists may have sixteen thousand entries.
+    present, changed = frozenset(entries), dict.fromkeys(changes)
     if append:
-        return render((*entries, *(entry for entry in changes if entry not in entries))) or ""
-    return render(tuple(entry for entry in entries if entry not in changes)) or ""
+        made = render((*entries, *(entry for entry in changed if entry not in present))) or ""
+    else:
+        made = render(tuple(entry for entry in entries if entry not in changed)) or ""
+    if len(made.encode()) > MAX_STRING_BYTES:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"The value of {name} may have {MAX_STRING_BYTES} bytes.")
+    return made
 
 
 def _check_names(names: Sequence[str], nulls: Sequence[str]) -> None:

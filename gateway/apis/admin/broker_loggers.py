@@ -8,6 +8,7 @@ know loggers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import IntEnum
 
 import structlog
@@ -73,11 +74,16 @@ def alter_loggers(resource_name: str, changes: Sequence[AlterableConfig], node_i
 
 
 def read_broker_id(text: str, what: str) -> int:
-    """Parse the id of a broker that names a resource. `what` describes the resource in the refusal."""
-    try:
-        return int(text)
-    except ValueError:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{what} id must be an integer, but it is: {text}") from None
+    """Parse the id of a broker that names a resource. `what` describes the resource in the refusal.
+
+    Refuse other spellings of an id, such as 01. A request could name one broker in thousands of them, and each answer
+    is large.
+    """
+    with suppress(ValueError):
+        broker_id = int(text)
+        if str(broker_id) == text:
+            return broker_id
+    raise KafkaError(ErrorCode.INVALID_REQUEST, f"{what} id must be an integer, but it is: {text}")
 
 
 def _check(change: AlterableConfig, known: set[str]) -> None:

@@ -18,6 +18,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.apis import SERVED
+from gateway.apis.admin.broker_loggers import Operation
 from gateway.apis.audit import AUDITED
 from gateway.net.requests import Order
 from gateway.operate.audit_log import STDOUT, AuditLog
@@ -235,13 +236,15 @@ async def test_each_change_is_one_line_without_secrets(audited: Audited, topic: 
     assert seen == AUDITED
 
 
-async def test_a_password_among_settings_is_hidden(audited: Audited) -> None:
-    given = incremental_alter_configs.AlterableConfig(
-        name="listener.name.asking.ssl.keystore.password", config_operation=0, value="tell-nobody"
-    )
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    [("listener.name.asking.ssl.keystore.password", Operation.SET), ("plugin.password", Operation.APPEND)],
+)
+async def test_a_password_among_settings_is_hidden(audited: Audited, name: str, operation: int) -> None:
+    given = incremental_alter_configs.AlterableConfig(name=name, config_operation=operation, value="tell-nobody")
     resource = incremental_alter_configs.AlterConfigsResource(resource_type=4, resource_name="1", configs=(given,))
     _, (line,) = await audited.send(incremental_alter_configs.IncrementalAlterConfigsRequest(resources=(resource,)), 1)
-    assert "ssl.keystore.password" in json.dumps(line["request"])
+    assert name in json.dumps(line["request"])
     assert "tell-nobody" not in json.dumps(line)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import string
+import time
 
 import asyncpg
 import pytest
@@ -155,6 +156,16 @@ async def test_a_resource_named_again_is_described_once(database_url: str) -> No
         request = DescribeConfigsRequest(resources=(whole, part, whole, whole))
         results = (await node.ask(ApiKey.DESCRIBE_CONFIGS, request, 4)).results
         assert [len(result.configs) for result in results] == [len(SHOWN_CONFIGS), 1]
+
+
+async def test_another_spelling_of_a_brokers_id_is_refused(database_url: str) -> None:
+    """Otherwise a request of some kilobytes could name one broker thousands of times, and each answer is large."""
+    async with admin_node(database_url) as node:
+        for kind in (BROKER, ResourceType.BROKER_LOGGER):
+            for name in ("01", "+1", "1 ", "0_1", "\u0661"):
+                result = await describe(node, kind, name)
+                assert (result.error_code, result.configs) == (ErrorCode.INVALID_REQUEST, ()), (kind, name)
+            assert (await describe(node, kind, "1")).configs
 
 
 async def test_describe_refusals(database_url: str) -> None:
@@ -439,6 +450,30 @@ async def test_incremental_operations(database_url: str) -> None:
         assert await value_of(node, TOPIC, "orders", "cleanup.policy") == ("compact", ConfigSource.TOPIC_CONFIG)
         await alter(node, TOPIC, "orders", (DELETE, "cleanup.policy", None), (DELETE, "never.was", None))
         assert await value_of(node, TOPIC, "orders", "cleanup.policy") == ("delete", ConfigSource.DEFAULT_CONFIG)
+
+
+@pytest.mark.parametrize("operation", [APPEND, SUBTRACT])
+async def test_long_lists_are_changed_in_time(database_url: str, operation: Operation) -> None:
+    """The event loop waits until the entries are compared."""
+    throttled = "leader.replication.throttled.replicas"
+    async with admin_node(database_url) as node:
+        await node.create("orders", configs={throttled: ",".join(["0:1"] * 8_000)})
+        others = ",".join(["1:1"] * 8_000)
+        started_s = time.process_time()
+        assert (await alter(node, TOPIC, "orders", (operation, throttled, others))).error_code == ErrorCode.NONE
+        assert time.process_time() - started_s < 0.5
+
+
+async def test_list_that_no_answer_can_show_is_refused(database_url: str) -> None:
+    """Each APPEND adds to the list. Clients cannot read a string of more than 32,767 bytes."""
+    throttled = "leader.replication.throttled.replicas"
+    async with admin_node(database_url) as node:
+        await node.create("orders", configs={throttled: ",".join(f"{part:05}:1" for part in range(4_000))})
+        more = (APPEND, throttled, ",".join(f"{part:05}:2" for part in range(4_000)))
+        refused = await alter(node, TOPIC, "orders", more)
+        assert refused.error_code == ErrorCode.INVALID_CONFIG
+        assert "may have 32767 bytes" in refused.error_message
+        assert (await describe(node, TOPIC, "orders", throttled, version=3)).configs
 
 
 @pytest.mark.parametrize(("kind", "name"), [(TOPIC, "orders"), (BROKER, "")])
