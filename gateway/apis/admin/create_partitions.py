@@ -45,6 +45,7 @@ async def create_partitions(
     results: dict[str, CreatePartitionsTopicResult] = {}
     failure: KafkaError | None = None
     any_extended = False
+    total = 0
     async for topic in in_pieces(request.topics):
         if topic.name in results:
             continue
@@ -56,8 +57,12 @@ async def create_partitions(
             if not may_topic(context, AclOperation.ALTER, topic.name):
                 raise refusal_of(ResourceType.TOPIC)
             known = _find_growable(topic, services, brokers)
+            growth = topic.count - len(known.partitions)
+            # The topic may have been created since the total was checked.
+            check_total((total, growth))
+            total += growth
             if not request.validate_only:
-                mutations.record(topic.count - len(known.partitions))
+                mutations.record(growth)
                 replicas = await _replicas(topic, known, brokers)
                 try:
                     grown = await services.topics.create_partitions(known.topic_id, topic.count, replicas)

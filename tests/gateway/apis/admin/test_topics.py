@@ -492,3 +492,20 @@ async def test_too_many_new_partitions_are_refused(database_url: str) -> None:
         with pytest.raises(KafkaError) as refused:
             await grow(node, growth("orders", MAX_PARTITIONS_PER_REQUEST + 2))
         assert refused.value.code is ErrorCode.POLICY_VIOLATION
+
+
+async def test_growth_of_a_topic_that_was_created_after_the_check_is_bounded(database_url: str) -> None:
+    """One statement could otherwise make two billion partitions."""
+    watcher, locker = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
+    async with admin_node(database_url) as node:
+        async with locker.transaction():
+            # The node reads this table when it looks for live nodes, behind the check of the request's total.
+            await locker.execute("lock table sluice.finalized_feature")
+            growing = asyncio.ensure_future(grow(node, growth("late", MAX_PARTITIONS_PER_REQUEST + 2)))
+            await until_blocked(watcher)
+            await node.create("late", 1)
+        (result,) = await growing
+        assert result.error_code == ErrorCode.POLICY_VIOLATION
+        assert partitions_of(node, "late") == 1
+    await locker.close()
+    await watcher.close()
