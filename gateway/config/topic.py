@@ -342,8 +342,11 @@ def effective_text(key: ConfigKey, configs: Mapping[str, str], broker: BrokerCon
 
 
 def validate_topic_configs(configs: Mapping[str, str | None], broker: BrokerConfig | None = None) -> dict[str, str]:
-    """Return the configs without nulls. Raise ConfigError (INVALID_CONFIG, naming the setting) for the first that is
-    unknown, null, malformed, out of bounds or not honoured, or that contradicts another."""
+    """Return the configs in Kafka's spelling, without nulls. Raise ConfigError (INVALID_CONFIG, naming the setting) for
+    the first that is unknown, null, malformed, out of bounds or not honoured, or that contradicts another.
+
+    SQL functions compare and cast these texts, so they must not keep the spaces that a client has added.
+    """
     given: dict[str, str] = {}
     for name, value in configs.items():
         key = TOPIC_CONFIGS.get(name)
@@ -351,10 +354,11 @@ def validate_topic_configs(configs: Mapping[str, str | None], broker: BrokerConf
             raise ConfigError(name, value, "unknown", f"Unknown topic config name: {name}")
         if value is None:
             raise ConfigError(name, value, "null", f"Null value not supported for topic configs: {name}")
-        if key.parse(value) is True and name == REMOTE_STORAGE:
+        parsed = key.parse(value)
+        if parsed is True and name == REMOTE_STORAGE:
             said = "Tiered Storage functionality is disabled in the broker."
             raise ConfigError(name, value, said, f"{said} Topic cannot be configured with remote log storage.")
-        given[name] = value
+        given[name] = render(parsed) or ""
     together = effective(given, broker or BrokerConfig())
     if together.min_compaction_lag_ms > together.max_compaction_lag_ms:
         raise ConfigError(

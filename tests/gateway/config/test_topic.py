@@ -293,3 +293,20 @@ def test_replication_factor() -> None:
     broker = parse_broker_configs({"default.replication.factor": "2"})
     assert requested_replication_factor({}, broker) == 2
     assert requested_replication_factor({REPLICATION_FACTOR: "3"}, broker) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("max.message.bytes", " 1000\u00a0", "1000"),
+        ("retention.ms", "+05", "5"),
+        ("preallocate", "TRUE", "true"),
+        ("message.timestamp.type", " LogAppendTime", "LogAppendTime"),
+        ("cleanup.policy", " compact , delete,compact", "compact,delete"),
+        ("min.cleanable.dirty.ratio", "0.2500", "0.25"),
+        ("cleanup.policy", "", ""),
+    ],
+)
+def test_value_is_stored_in_kafkas_spelling(name: str, value: str, text: str) -> None:
+    """SQL functions compare and cast these values: with the spaces, SQL clients could not produce to the topic."""
+    assert validate_topic_configs({name: value}) == {name: text}
