@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import cast
 from uuid import UUID
 
-from storage.errors import StorageUnavailable
+from storage.errors import StorageError, StorageUnavailable
 from storage.pool import Connection, Database, Row
 from storage.queries import statement
 from storage.text import loaded, stored
@@ -197,8 +197,8 @@ class TopicStore:
         """Create each topic with all its partitions, in one transaction.
 
         TOPIC_EXISTS and INVALID_PARTITIONS (fewer than one) refuse one topic and leave the others. If a deleted topic
-        had the name, wait until no other node serves that topic from memory. If that takes too long, NAME_IN_USE
-        refuses the topic. If no other topic was created, raise StorageUnavailable instead.
+        had the name, wait until no other node serves that topic from memory. If that takes too long, or if Postgres
+        fails in the meantime, NAME_IN_USE refuses the topic. If no other topic was created, raise StorageError instead.
         """
 
         wanted: dict[str, NewTopic] = {}
@@ -208,7 +208,12 @@ class TopicStore:
         made: dict[str, Topic] = {}
         missing, deadline_s, look_s = list(wanted.values()), time.monotonic() + self._name_patience_s, FIRST_LOOK_S
         while missing:
-            created, served = await self._create(missing)
+            try:
+                created, served = await self._create(missing)
+            except StorageError:
+                if made:
+                    break  # These topics exist. An error for the whole call would say that they do not.
+                raise
             made |= created
             missing = [topic for topic in missing if stored(topic.name) in served]
             if not missing:

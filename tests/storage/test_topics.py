@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from uuid import UUID
 
+import asyncpg
 import pytest
 
 from storage import topics as module
@@ -21,6 +22,7 @@ from storage.pool import Connection, Database, Row
 from storage.roles import Roles
 from storage.topics import TopicStore, _topic  # pyright: ignore[reportPrivateUsage]
 from storage.types import Acl, Assignment, ClientQuota, NewTopic, Refusal, Topic
+from tests.steps.waiting import until, until_blocked
 from tests.storage.conftest import MakeTopic
 
 NOBODY = UUID(int=77)
@@ -110,6 +112,26 @@ async def test_a_name_is_free_when_every_other_broker_knows_of_the_deletion(
     assert not waiting.done()
     await renew()
     assert (await waiting).topic_id != topic.topic_id
+
+
+async def test_topics_that_were_created_before_postgres_failed_are_returned(
+    database: Database, database_url: str, topics: TopicStore, make_topic: MakeTopic
+) -> None:
+    """A client that repeats the request would get TOPIC_ALREADY_EXISTS for a topic that it has created."""
+    await behind(database, await make_topic("orders"), topics)
+    watcher, locker = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
+    creating = asyncio.ensure_future(topics.create([NewTopic("orders", 1, {}), NewTopic("another", 1, {})]))
+    another = await until(lambda: topics.find("another"))
+    async with locker.transaction():
+        await locker.execute("select from sluice.cluster for update")
+        await until_blocked(watcher)
+        await watcher.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where datname = current_database() and wait_event_type = 'Lock'"
+        )
+        assert await creating == [Refusal.NAME_IN_USE, another]
+    await locker.close()
+    await watcher.close()
 
 
 async def test_a_name_is_free_when_the_registration_of_the_other_broker_has_expired(
