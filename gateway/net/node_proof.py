@@ -155,7 +155,8 @@ class NodeGuard:
         self._door = door
         self._clients = clients
         self._proved = False
-        self.max_request_bytes = clients.max_request_bytes
+        # `clients` checks its own limit, which may be too small for a proof.
+        self.max_request_bytes = max(clients.max_request_bytes, len(NODE_KEY + CLAIM) + MAX_CLAIM_BYTES)
         self.passed: Callable[[], None] = lambda: None
         clients.passed = lambda: self.passed()
 

@@ -217,6 +217,15 @@ async def test_client_is_stated_with_the_proof(guarded: bool) -> None:
         client.lose_peer()
 
 
+async def test_proof_longer_than_a_clients_first_requests_is_accepted() -> None:
+    """`sasl.server.max.receive.size` bounds what clients send before they have authenticated."""
+    client = ConnectionInfo("id", "/10.1.2.3", principal=Principal("a" * Strict.max_request_bytes))
+    async with two(guarded=True) as both:
+        chunks = await both.forwarder.handle(request(ApiKey.HEARTBEAT, 1, b"a"), client)
+        assert b"".join(chunks) == framed(b"\0\0\0\1a")
+        client.lose_peer()
+
+
 async def test_requests_of_one_client_keep_their_order() -> None:
     """The first requests are sent before the connection to the other node exists."""
     async with two() as both, both.client() as (reader, writer):
