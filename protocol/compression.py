@@ -36,6 +36,8 @@ _LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM = 0x10, 0x08, 0x04
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEAD_BYTES = 16
+_XERIAL_VERSION = 1
+"""Java refuses an earlier version of the framing."""
 _XERIAL_BLOCK_BYTES = 32 * 1024
 _SNAPPY_LENGTH_BYTES = 5
 _FIRST_OUTPUT_BYTES = 64 * 1024
@@ -141,10 +143,19 @@ def _lz4_blocks(payload: memoryview, output: memoryview) -> memoryview | None:
     return None
 
 
-def lz4_fault(payload: memoryview) -> str | None:
-    """Return the reason why Java's clients cannot read an intact records section in lz4. They read one frame, and only
-    independent blocks (KIP-57). The codec reads more.
-    """
+def stream_fault(codec: Compression, payload: memoryview) -> str | None:
+    """Return the reason why Java's clients cannot read a records section that the codecs here can read."""
+    if codec is _LZ4:
+        return _lz4_fault(payload)
+    if codec is _SNAPPY and bytes(payload[: len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC:
+        version = int.from_bytes(payload[len(_XERIAL_MAGIC) :][: _LENGTH.size], "big", signed=True)
+        if version < _XERIAL_VERSION:
+            return f"the snappy stream of the records has version {version}"
+    return None
+
+
+def _lz4_fault(payload: memoryview) -> str | None:
+    """Check for what Java reads: one frame, and only independent blocks (KIP-57)."""
     flags = payload[len(_LZ4_MAGIC)] if len(payload) >= len(_LZ4_HEAD) else 0
     if bytes(payload[: len(_LZ4_MAGIC)]) != _LZ4_MAGIC or flags & _LZ4_FIXED_FLAGS != _LZ4_FLAGS:
         return "the records are not an lz4 frame of independent blocks"
@@ -252,7 +263,7 @@ def _compress_lz4(body: Buffer, level: int | None) -> bytearray:
 
 def _compress_snappy(body: Buffer) -> bytearray:
     view = memoryview(body)
-    stream = bytearray(_XERIAL_MAGIC + struct.pack(">ii", 1, 1))
+    stream = bytearray(_XERIAL_MAGIC + struct.pack(">ii", _XERIAL_VERSION, _XERIAL_VERSION))
     for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
         block = bytes(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK_BYTES]))
         stream += _LENGTH.pack(len(block))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.config.topic import TopicConfig
-from protocol.compression import MAX_DECOMPRESSED_BYTES, Compression, DecompressedTooLargeError, lz4_fault
+from protocol.compression import MAX_DECOMPRESSED_BYTES, Compression, DecompressedTooLargeError, stream_fault
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.record_reader import DAMAGED, RecordReader
 from protocol.records import (
@@ -137,7 +137,7 @@ def _check_records(
     max_decompressed_bytes: int,
     scratch: memoryview | None,
 ) -> BatchHead | Refused:
-    if head.compression is Compression.LZ4 and (fault := lz4_fault(memoryview(records)[HEAD_BYTES : head.size_bytes])):
+    if fault := stream_fault(head.compression, memoryview(records)[HEAD_BYTES : head.size_bytes]):
         return Refused(ErrorCode.INVALID_RECORD, fault)
     rules = _Rules.of(config, now_ms)
     try:

@@ -145,6 +145,13 @@ def test_lz4_is_accepted_if_java_reads_it(compress: Callable[[bytes], bytes], ac
     assert isinstance(verdict, BatchHead) if accepted else code_of(verdict) is ErrorCode.INVALID_RECORD
 
 
+@pytest.mark.parametrize("version", [0, -1])
+def test_snappy_stream_of_a_version_that_java_refuses_is_refused(version: int) -> None:
+    whole = batch(compression=Compression.SNAPPY)
+    struct.pack_into(">i", whole, HEAD_BYTES + 8, version)
+    assert code_of(judge(seal_batch(read_head(whole), memoryview(whole)[HEAD_BYTES:]))) is ErrorCode.INVALID_RECORD
+
+
 def test_batch_of_max_message_bytes_is_accepted() -> None:
     records = batch()
     assert isinstance(judge(records, config=replace(CONFIG, max_message_bytes=len(records))), BatchHead)
