@@ -26,8 +26,8 @@ from protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 FIRST_VERSION_WITH_NULL_PROTOCOL = 7
 FIRST_VERSION_WITH_MEMBER_LIST = 3
 FIRST_VERSION_WITH_PROTOCOL_FIELDS = 5
-MAX_MEMBER_ID_PREFIX = 255
-"""Characters of the client or instance id in a member id: it is part of a key in Postgres."""
+MAX_MEMBER_ID_PREFIX_BYTES = 255
+"""Bytes of the client or instance id in a member id. The member id is a key in Postgres, and clients send it back."""
 MAX_STORED_BYTES = 2 * 1024 * 1024
 """Bytes that a member may offer, and that a leader may assign. They are kept in memory and written in one piece,
 which takes ten milliseconds. Kafka's brokers accept a megabyte for a whole group by default, and answer the same
@@ -103,7 +103,8 @@ def _offered_bytes(request: JoinGroupRequest) -> int:
 
 
 def _new_member_id(prefix: str) -> MemberId:
-    return MemberId(f"{prefix[:MAX_MEMBER_ID_PREFIX]}-{uuid.uuid4()}")
+    cut = prefix.encode()[:MAX_MEMBER_ID_PREFIX_BYTES].decode(errors="ignore")
+    return MemberId(f"{cut}-{uuid.uuid4()}")
 
 
 def _absent_protocol(version: int) -> str | None:

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.coordinator.classic.model import Member
+from gateway.net.ids import check_ids
 from protocol.errors import ErrorCode
 from protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
 from protocol.messages.delete_groups import DeleteGroupsRequest
@@ -138,6 +139,12 @@ async def test_a_client_without_an_id_or_with_a_huge_one_gets_a_member_id(node: 
     huge = await node.ask(join_request(group_id="b"), 3, client_id="x" * 30_000)
     assert huge.error_code == ErrorCode.NONE
     assert re.fullmatch(f"x{{255}}-{UUID4}", huge.member_id)
+
+
+async def test_member_id_made_of_a_clients_id_may_be_sent_back(node: GroupNode) -> None:
+    joined = await node.ask(join_request(group_id="a"), 3, client_id="\U0001f600" * 255)
+    check_ids(join_request(group_id="a", member_id=joined.member_id))
+    assert re.fullmatch(f"\U0001f600+-{UUID4}", joined.member_id)
 
 
 async def test_client_id_with_a_nul_character_is_accepted(node: GroupNode) -> None:
