@@ -40,8 +40,7 @@ begin
     from (
         select a.*,
             a.principal in (who, 'User:*') and (
-                a.host in (peer, '*')
-                or strpos(a.host, '/') > 0 and peer <> '' and door_is_network(a.host) and peer::inet <<= a.host::inet
+                a.host in (peer, '*') or a.host ~ '[/:]' and door_names_host(a.host, peer)
             ) as named
         from acl a
         where a.resource_type = p_kind
@@ -55,12 +54,12 @@ begin
 end
 $$;
 
-create or replace function sluice.door_is_network(p_text text) returns boolean
+create or replace function sluice.door_names_host(p_host text, p_peer text) returns boolean
 language plpgsql immutable
 as $$
+-- Whether the host of an ACL names the peer: as a range, or as an IPv6 address in any spelling.
 begin
-    perform p_text::inet;
-    return true;
+    return p_peer::inet <<= p_host::inet;
 exception when others then
     return false;
 end
@@ -83,6 +82,7 @@ begin
 end
 $$;
 
+drop function if exists sluice.door_is_network(text);
 drop function if exists sluice.door_murmur2(bytea);
 
 create or replace function sluice.door_varint_bytes(p_length bigint) returns integer
@@ -116,14 +116,24 @@ begin
 end
 $$;
 
+create or replace function sluice.door_limit(p_configs jsonb, p_default bigint) returns bigint
+language sql immutable
+as $$
+-- The largest record that a topic takes from SQL: by its settings, and no larger than a request to Produce may be by
+-- default. The relay holds a record several times in its memory, and all other records wait for it.
+    select least(coalesce((p_configs ->> 'max.message.bytes')::bigint, p_default), 104857600)
+$$;
+
 create or replace function sluice.door_refuse_too_large(p_topic text, p_bytes bigint, p_limit bigint) returns void
 language plpgsql immutable
 as $$
 begin
     raise exception using
         errcode = '54000',
-        message = format('topic %s: a record of %s bytes exceeds max.message.bytes, which is %s', p_topic, p_bytes, p_limit),
-        hint = format('Raise max.message.bytes of topic %s, or store the value elsewhere and produce a reference to it.', p_topic);
+        message = format('topic %s: a record of %s bytes exceeds %s, which is %s', p_topic, p_bytes,
+            case p_limit when 104857600 then 'the limit of SQL' else 'max.message.bytes' end, p_limit),
+        hint = case p_limit when 104857600 then 'Store the value elsewhere and produce a reference to it.'
+            else format('Raise max.message.bytes of topic %s, or store the value elsewhere and produce a reference to it.', p_topic) end;
 end
 $$;
 

@@ -31,7 +31,7 @@ begin
     if jsonb_typeof(p_headers) <> 'object' then
         perform door_refuse_headers(p_topic, jsonb_typeof(p_headers));
     end if;
-    size_limit := coalesce((target.configs ->> 'max.message.bytes')::bigint, target.max_message_bytes);
+    size_limit := door_limit(target.configs, target.max_message_bytes);
     if door_batch_bytes(p_key, p_value, p_headers) > size_limit then
         perform door_refuse_too_large(p_topic, door_batch_bytes(p_key, p_value, p_headers), size_limit);
     end if;
@@ -84,7 +84,7 @@ begin
             and coalesce(jsonb_typeof(produce.headers) = 'object', true)
             and coalesce(octet_length(produce.key), 0) + coalesce(octet_length(produce.value), 0)
                 + coalesce(octet_length(produce.headers::text), 0) + 100
-                <= coalesce((t.configs ->> 'max.message.bytes')::bigint, d.max_message_bytes)
+                <= door_limit(t.configs, d.max_message_bytes)
             and (produce.key is not null or not coalesce(t.configs ->> 'cleanup.policy' like '%compact%', d.compacts));
         if found then
             return null;
@@ -220,7 +220,7 @@ begin
     if produce_many.partition < 0 or produce_many.partition >= coalesce(target.partition_count, 2147483647) then
         perform door_refuse_partition(produce_many.topic, produce_many.partition, target.partition_count);
     end if;
-    size_limit := coalesce((target.configs ->> 'max.message.bytes')::bigint, target.max_message_bytes);
+    size_limit := door_limit(target.configs, target.max_message_bytes);
     for worst in
         select each.key is null as keyless, jsonb_typeof(each.headers) as kind,
             case when coalesce(octet_length(each.key), 0) + coalesce(octet_length(each.value), 0)

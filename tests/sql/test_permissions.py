@@ -257,3 +257,34 @@ async def test_acls_decide_with_an_authorizer(
     finally:
         await writer.close()
         await owner.close()
+
+
+@pytest.mark.parametrize("host", ["0:0:0:0:0:0:0:1", "::1/127", "::0001"])
+async def test_a_host_that_is_denied_in_another_spelling_is_denied(
+    gateway_factory: GatewayFactory, sql: Connection, roles: list[str], host: str
+) -> None:
+    """The gateway compares addresses, and not their texts."""
+    gateway = gateway_factory({"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"})
+    assert gateway.database_url is not None
+    roles.append(await make_role(sql, "kafka_reader"))
+    owner = await asyncpg.connect(gateway.database_url)
+    try:
+        transaction = owner.transaction()
+        await transaction.start()
+        # The server of the tests has no address, so this stands for a client that has connected from ::1.
+        await owner.execute(
+            """set local allow_system_table_mods = on;
+            create or replace function pg_catalog.inet_client_addr() returns inet language sql stable
+            as $$ select '::1'::inet $$"""
+        )
+        acl = "insert into sluice.acl values ($1, 2, 3, 'open', 'User:*', $2, 8, $3)"
+        await owner.execute(acl, b"allow", "*", 3)
+        await owner.execute(f"set local role {roles[0]}")
+        assert await owner.fetchval("select kafka.may_describe('topic', 'open')")
+        await owner.execute("reset role")
+        await owner.execute(acl, b"deny", host, 2)
+        await owner.execute(f"set local role {roles[0]}")
+        assert not await owner.fetchval("select kafka.may_describe('topic', 'open')")
+        await transaction.rollback()
+    finally:
+        await owner.close()

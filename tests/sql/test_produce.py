@@ -475,6 +475,23 @@ async def test_the_largest_record_that_is_accepted_fits_max_message_bytes(
     assert len(read(consumer, "small", 1, partitions=1)) == 1
 
 
+@pytest.mark.parametrize(
+    "call",
+    ["kafka.produce($1, value)", "kafka.produce($1, value, partition => 0)", "kafka.produce_many($1, array[value])"],
+)
+async def test_a_record_that_no_client_can_produce_is_refused(
+    sql: Connection, gateway: GatewayProcess, topic: str, call: str
+) -> None:
+    """A node that relays it would need several times its size in memory, and so would each node that takes over."""
+    huge = f"{topic[:200]}-huge"
+    create_topic(gateway, huge, 1, max_message_bytes=str(2**31 - 1))
+    async with sql.transaction():
+        with pytest.raises(asyncpg.ProgramLimitExceededError, match="exceeds the limit of SQL, which is 104857600"):
+            async with sql.transaction():
+                await sql.execute(f"select {call} from (select repeat('x', 104857600) as value) given", huge)
+        assert await sql.fetchval("select count(*) from sluice.staged_record where topic_id is not null") == 0
+
+
 async def test_a_compacted_topic_refuses_records_without_a_key(sql: Connection, gateway: GatewayProcess) -> None:
     create_topic(gateway, "compacted", 1, cleanup_policy="compact")
     for call in ("kafka.produce('compacted', 'v')", "kafka.produce_many('compacted', array['v'])"):
