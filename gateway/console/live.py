@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 
 from aiohttp import web
 
-from gateway.console.guard import HEADERS, BadRequestError
+from gateway.console.guard import HEADERS, VIEWER, BadRequestError
+from gateway.net.context import Principal
 from protocol.errors import KafkaError
 from storage.errors import StorageError
 
 MAX_STREAMS = 64
 """Maximal number of open streams of one node."""
+MAX_STREAMS_OF = 32
+"""Maximal number of open streams of one viewer, so that one viewer cannot use all of them."""
 MAX_QUEUED = 4
 """Maximal number of events that wait for one reader."""
 PING_S = 15.0
@@ -38,16 +42,10 @@ class Streams:
 
     def __init__(self) -> None:
         self._open: set[asyncio.Task[None]] = set()
-        self._count = 0
-        self.closing = asyncio.Event()
-
-    @property
-    def count(self) -> int:
-        return self._count
+        self._of = Counter[Principal]()
 
     async def close(self) -> None:
         """End every stream."""
-        self.closing.set()
         for task in self._open:
             task.cancel()
         if self._open:
@@ -57,9 +55,10 @@ class Streams:
         self, request: web.Request, events: Callable[[], AsyncIterator[Event]], still_allowed: StillAllowed
     ) -> web.StreamResponse:
         """Send events until the reader leaves, the viewer loses the right to see them, or the console ends."""
-        if self._count >= MAX_STREAMS:
+        viewer = request[VIEWER].principal
+        if self._of.total() >= MAX_STREAMS or self._of[viewer] >= MAX_STREAMS_OF:
             raise web.HTTPServiceUnavailable(reason="too many pages are open; close one")
-        self._count += 1
+        self._of[viewer] += 1
         try:
             response = web.StreamResponse(
                 headers={**HEADERS, "Content-Type": "text/event-stream", "Cache-Control": "no-store"}
@@ -79,7 +78,7 @@ class Streams:
                 await asyncio.wait((filling,))
             return response
         finally:
-            self._count -= 1
+            self._of -= Counter((viewer,))
 
 
 async def _fill(queue: asyncio.Queue[Event | None], events: AsyncIterator[Event]) -> None:

@@ -778,6 +778,22 @@ def test_super_user_sees_everything_and_is_named_in_the_journal(guarded: Console
     assert any("User:bob" in what for what in words)
 
 
+def test_streams_of_one_viewer_leave_room_for_others(guarded: Consoled):
+    def opened(user: str) -> http.client.HTTPResponse:
+        person = Person(guarded.port)
+        person.log_in(user, f"{user}-secret")
+        connection = stack.enter_context(
+            contextlib.closing(http.client.HTTPConnection("127.0.0.1", guarded.port, timeout=30))
+        )
+        connection.request("GET", "/api/live/group?id=hers", headers={"Cookie": person.cookie})
+        return connection.getresponse()
+
+    with contextlib.ExitStack() as stack:
+        while opened("alice").status == 200:
+            pass
+        assert opened("bob").status == 200
+
+
 def test_logout_ends_the_session(guarded: Consoled):
     bob = Person(guarded.port)
     bob.log_in("bob", "bob-secret")
