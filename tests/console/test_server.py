@@ -406,6 +406,21 @@ def test_search_continues_where_it_stopped(stocked: Consoled):
     assert rest["done"]
 
 
+LONG_SCHEMA = {"type": "record", "name": "Long", "doc": "x" * 20_000, "fields": [{"name": "n", "type": "long"}]}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"form": "avro", "schema": json.dumps(LONG_SCHEMA)},
+        {"begin": "earliest", "next": ",".join(f"{index}:1000" for index in range(2_000))},
+    ],
+    ids=["schema", "positions"],
+)
+def test_query_with_a_long_schema_or_many_positions_is_answered(stocked: Consoled, query: dict[str, str]):
+    assert stocked.person.ask("GET", "/api/topic/records", topic=ORDERS, **query).status == 200
+
+
 def test_transaction_states_are_shown_on_request(console: Consoled):
     topic = "decided"
     console.topic(topic, 1)
