@@ -41,6 +41,7 @@ from gateway.console.sessions import (
     Attempts,
     Session,
     Sessions,
+    address_key,
     credentials_of,
     password_matches,
 )
@@ -52,6 +53,7 @@ from gateway.security.jwks import KeysUnavailableError, Tokens
 from gateway.security.jwt import TokenError
 from protocol.errors import KafkaError
 from storage.console import ConsoleStore
+from storage.errors import StorageError
 from storage.groups import GroupStore
 from storage.journal import JournalStore
 from storage.nodes import NodeStore
@@ -306,12 +308,16 @@ class Console:
         if not user or len(user) > MAX_NAME_CHARS or len(password) > MAX_NAME_CHARS:
             raise BadRequestError("user or password is empty or too long")
         address = request.remote or ""
-        keys = (f"address {address}", f"user {user}")
+        keys = (address_key(address), f"user {user}")
         if (refused := self._too_many(keys)) is not None:
             return refused
         # Counted before the password is compared, so that many requests at once are many attempts.
         self._attempts.failed(*keys)
-        known = await credentials_of(self._users, user, address)
+        try:
+            known = await credentials_of(self._users, user, address)
+        except StorageError:
+            self._attempts.withdraw(*keys)
+            raise
         if not await password_matches(known, password):
             logger.warning("a login to the console failed", user=user[:100], address=address)
             return failure(403, "user or password is wrong")
@@ -341,7 +347,7 @@ class Console:
         if self._tokens is None or not isinstance(token, str):
             raise BadRequestError("this console takes no access tokens, because no listener does (OAUTHBEARER)")
         address = request.remote or ""
-        keys = (f"address {address}",)
+        keys = (address_key(address),)
         if (refused := self._too_many(keys)) is not None:
             return refused
         self._attempts.failed(*keys)
@@ -351,6 +357,7 @@ class Console:
             logger.warning("a login to the console failed", error=str(error)[:200], address=address)
             return failure(403, f"the access token is refused: {error}"[:200])
         except KeysUnavailableError as error:
+            self._attempts.withdraw(*keys)
             return failure(503, str(error))
         self._attempts.forget(*keys)
         session = self._logged_in(request, found.subject, max(found.expires_s - self._tokens.now_s(), 0.0))
@@ -381,7 +388,7 @@ class Console:
         """Log in the person whom the provider sends back. The page that opens is always one of this console."""
         if self._oidc is None:
             return failure(404, "this console has no OpenID Connect provider (console.oidc.issuer)")
-        keys, cookie = (f"address {request.remote or ''}",), request.cookies.get(oidc.COOKIE, "")
+        keys, cookie = (address_key(request.remote or ""),), request.cookies.get(oidc.COOKIE, "")
         try:
             # A page of another site can lead a browser here, so an answer to no login is not counted as a failed login.
             self._oidc.check_begun(request.query, cookie)
@@ -391,6 +398,8 @@ class Console:
             origin = f"{request.scheme}://{request.host}"
             found = await self._oidc.finish(request.query, cookie, origin)
         except LoginError as error:
+            if error.code == "away":
+                self._attempts.withdraw(*keys)
             return self._login_failed(request, error)
         self._attempts.forget(*keys)
         session = self._logged_in(request, found.subject, self._oidc.session_s)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from gateway.net.context import ANONYMOUS, Principal
 from gateway.security.authenticator import Users
 from gateway.security.scram import ScramMechanism, credential, salted_password
+from gateway.security.turns import network_of
 from storage.errors import StorageError
 from storage.types import ScramCredential
 
@@ -135,6 +136,18 @@ class Attempts:
             self._all.pop()
         for key in keys:
             self._failed.pop(key, None)
+
+    def withdraw(self, *keys: str) -> None:
+        """Remove the last failure for these keys, because nothing could be compared."""
+        for failed in (self._all, *(self._failed.get(key) for key in keys)):
+            if failed:
+                failed.pop()
+
+
+def address_key(address: str) -> str:
+    """Return the key under which the failed logins of an address count. A machine has all addresses of its network of
+    IPv6."""
+    return f"address {network_of(address)}"
 
 
 async def credentials_of(users: Users, user: str, address: str) -> Credentials:

@@ -37,7 +37,7 @@ from confluent_kafka.admin import (
 )
 
 from gateway.console.groups import MAX_OFFSETS
-from gateway.console.sessions import MAX_ATTEMPTS_OF_ALL, Attempts
+from gateway.console.sessions import MAX_ATTEMPTS, MAX_ATTEMPTS_OF_ALL, Attempts, address_key
 from tests.conftest import gateways
 from tests.console.consoles import Consoled, Person, start_consoled
 from tests.gateway_process import GatewayFactory, free_ports
@@ -923,6 +923,28 @@ def test_logins_that_succeed_keep_nobody_waiting():
         attempts.failed(f"user {number}")  # noted before the password is compared
         attempts.forget(f"user {number}")
     assert attempts.wait_s("user another") == 0
+
+
+def test_logins_from_one_network_of_ipv6_count_together():
+    attempts = Attempts()
+    for number in range(MAX_ATTEMPTS):
+        attempts.failed(address_key(f"2001:db8:0:1::{number}"))
+    assert attempts.wait_s(address_key("2001:db8:0:1:ffff::")) > 0
+    assert attempts.wait_s(address_key("2001:db8:0:2::1")) == 0
+
+
+def test_login_that_could_not_be_checked_is_no_failed_login(gateway_factory: GatewayFactory, tmp_path: Path):
+    (open_port, asking_port, silent_port) = free_ports(3)
+    settings = {
+        "listeners": f"OPEN://127.0.0.1:{open_port},ASKING://127.0.0.1:{asking_port}",
+        "listener.security.protocol.map": "OPEN:PLAINTEXT,ASKING:SASL_PLAINTEXT",
+        **oauth_settings(f"http://127.0.0.1:{silent_port}/keys"),
+        **AUTHORIZER,
+        "super.users": "User:ANONYMOUS",
+    }
+    person = Person(start_consoled(gateway_factory, settings).port)
+    token = Issuer(tmp_path).token()
+    assert {person.post("login", {"token": token}).status for _ in range(MAX_ATTEMPTS + 1)} == {503}
 
 
 def test_access_token_logs_its_subject_in_until_it_ends(gateway_factory: GatewayFactory, tmp_path: Path):
