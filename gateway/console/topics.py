@@ -323,9 +323,11 @@ class TopicViews:
     async def _take(self, who: Viewer, search: Search, answer: PartitionData, found: _Found) -> None:
         index = answer.partition_index
         if answer.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            # Retention has removed the records at this position. Continue at the log start.
+            # Retention has removed the records at this position: continue at the log start. Or the topic was deleted
+            # and made again, or its log has lost records: continue at the end.
             starts = await self.bounds(who, search.topic, (index,), EARLIEST)
-            found.positions[index] = max(starts.get(index, 0), found.positions[index])
+            ends = await self.bounds(who, search.topic, (index,), LATEST)
+            found.positions[index] = min(max(starts.get(index, 0), found.positions[index]), ends.get(index, 0))
             return
         refuse(answer.error_code)
         await self._decode(partial(_collect, search, answer, found, self._schemas()))

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 from gateway.apis import SERVED
+from gateway.console.cluster import ClusterViews
+from gateway.console.groups import GroupViews
 from gateway.console.kafka import Kafka, Viewer
+from gateway.console.topics import Search, TopicViews
 from gateway.net.dispatch import Dispatch
 from gateway.operate.metrics import Metrics
 from protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
+from storage.console import ConsoleStore
+from storage.groups import GroupStore
+from tests.gateway.data_plane import batch_of, data_plane
 from tests.gateway.group_node import group_node, settle
 
 
@@ -26,3 +33,26 @@ async def test_request_of_a_viewer_leaves_no_open_connection_behind(database_url
         response = await kafka.ask(LeaveGroupResponse, request, Viewer())
         assert [each.error_code for each in response.members] == [0]
         assert node.groups.connections == {"c1", "c2"}
+
+
+async def test_follower_of_a_topic_that_is_deleted_and_made_again_sees_the_new_records(database_url: str):
+    """Its position lies above the end of the new log. So does one in a log that has lost records."""
+    async with data_plane(database_url) as node:
+        topic = await node.create_topic("again")
+        await node.send(topic, batch_of(b"a", b"b", b"c"))
+        settings = SimpleNamespace(listeners=(SimpleNamespace(name="PLAINTEXT"),))
+        groups = SimpleNamespace(connection_closed=lambda connection_id, by_peer: None)
+        services = cast(Any, replace(node.services, settings=cast(Any, settings), groups=cast(Any, groups)))
+        kafka = Kafka(Dispatch(SERVED, services, Metrics()), services, frozenset())
+        store = ConsoleStore(node.database)
+        seen = GroupViews(kafka, store, GroupStore(node.database))
+        views = TopicViews(kafka, store, seen, ClusterViews(kafka, store, seen))
+        following = views.tail(Viewer(), Search("again", ()))
+        assert (await anext(following))["records"] == []
+        await node.delete_topic(topic)
+        topic = await node.create_topic("again")
+        assert (await anext(following))["records"] == []
+        await node.send(topic, batch_of(b"d"))
+        (record,) = cast("list[dict[str, Any]]", (await anext(following))["records"])
+        assert record["offset"] == 0
+        views.close()
