@@ -8,6 +8,7 @@ every node, and a sum over targets must not count a group's lag once for each of
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,12 +18,15 @@ from prometheus_client.registry import Collector
 
 from gateway.cluster.membership import Membership
 from gateway.config.listeners import render_address
+from gateway.net.shared_read import retrieve_error
 from storage.errors import StorageError
 from storage.monitor import DeletionTotals, GroupLag, GroupSize, Monitor, PartitionEnds, TransactionTotals
 from storage.types import Node
 
 READ_TIMEOUT_S = 3.0
 """Below a scraper's own timeout (Prometheus: 10 s), because exceeding that would lose the node's own metrics too."""
+MAX_AGE_S = 60.0
+"""Age up to which the next scrape shows a read that took too long for its own scrape."""
 
 _Read = tuple[Sequence[PartitionEnds], Sequence[GroupLag], Sequence[GroupSize], DeletionTotals, TransactionTotals]
 
@@ -207,14 +211,23 @@ def _of_transactions(transactions: TransactionTotals) -> Iterator[Metric]:
 
 class Exporter:
     """Take snapshots. `max_series` bounds partitions, committed offsets and groups, each on its own. `exports`
-    returns whether this node exports the cluster's metrics now."""
+    returns whether this node exports the cluster's metrics now, and `clock` seconds."""
 
-    def __init__(self, monitor: Monitor, membership: Membership, max_series: int, exports: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        monitor: Monitor,
+        membership: Membership,
+        max_series: int,
+        exports: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._exports = exports
         self._monitor = monitor
         self._membership = membership
         self._max_series = max_series
-        self._reading: asyncio.Future[_Read] | None = None
+        self._clock = clock
+        self._reading: asyncio.Task[_Read] | None = None
+        self._began_s = 0.0
 
     async def snapshot(self) -> Snapshot:
         """Return the state of the cluster; never raise for storage, so that the node's own metrics are always shown."""
@@ -222,16 +235,9 @@ class Exporter:
             return Snapshot((), exporting=False)
         brokers = tuple(self._membership.brokers())
         limit = self._max_series
-        # A late read is not cancelled, because asyncpg waits for an unresponsive Postgres even then. A second read does
-        # not start.
-        if self._reading is None:
-            self._reading = asyncio.ensure_future(self._read(limit + 1))
-        reading = self._reading
-        finished, _ = await asyncio.wait({reading}, timeout=READ_TIMEOUT_S)
-        if not finished:
+        reading = await self._recent(limit + 1)
+        if reading is None:
             return Snapshot(brokers, read=False)
-        if self._reading is reading:
-            self._reading = None
         if not self._exports():
             return Snapshot((), exporting=False)
         try:
@@ -248,6 +254,23 @@ class Exporter:
             transactions,
             truncated=max(len(partitions), len(lag), len(groups)) > limit,
         )
+
+    async def _recent(self, limit: int) -> asyncio.Task[_Read] | None:
+        """Return a finished read that began at most MAX_AGE_S ago, or None if it takes too long."""
+        # A late read is not cancelled, because asyncpg waits for an unresponsive Postgres even then. A second read does
+        # not start.
+        while True:
+            if self._reading is None:
+                self._reading, self._began_s = asyncio.create_task(self._read(limit)), self._clock()
+                self._reading.add_done_callback(retrieve_error)
+            reading, began_s = self._reading, self._began_s
+            finished, _ = await asyncio.wait({reading}, timeout=READ_TIMEOUT_S)
+            if not finished:
+                return None
+            if self._reading is reading:
+                self._reading = None
+            if self._clock() <= began_s + MAX_AGE_S:
+                return reading
 
     async def _read(self, limit: int) -> _Read:
         monitor = self._monitor

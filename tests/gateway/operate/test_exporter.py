@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
+import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -120,3 +121,18 @@ async def test_nodes_are_shown_without_storage(database: Database) -> None:
     snapshot = await Exporter(cast(Monitor, Gone()), membership, 100, lambda: True).snapshot()
     assert value(snapshot, "kafka_brokers") == 1
     assert value(snapshot, "sluice_exporter_up") == 0
+
+
+async def test_read_that_ended_late_is_not_shown_an_hour_later(database: Database, database_url: str) -> None:
+    membership, topic = await populated(database)
+    now_s = 0.0
+    exporter = Exporter(Monitor(database), membership, 100, lambda: True, lambda: now_s)
+    connection: asyncpg.Connection = await asyncpg.connect(database_url)
+    async with connection.transaction():
+        await connection.execute("lock table sluice.committed_offset")
+        assert value(await exporter.snapshot(), "sluice_exporter_up") == 0
+    await connection.close()
+    await append(LogStore(database), plain_batch(topic.partitions[0].partition_key, (b"k", b"v")))
+    now_s = 3_600
+    snapshot = await exporter.snapshot()
+    assert value(snapshot, "kafka_topic_partition_current_offset", topic="t", partition="0") == 1
