@@ -490,6 +490,35 @@ def test_overview_goes_on_when_its_node_has_started_again(gateway_factory: Gatew
         context.close()
 
 
+@pytest.mark.parametrize("path", ["/#/groups", f"/#/topic?name={ORDERS}"], ids=["groups", "topic"])
+def test_page_says_that_its_node_is_away(gateway_factory: GatewayFactory, browser: Browser, path: str):
+    console = start_consoled(gateway_factory)
+    console.topic(ORDERS, 1)
+    page = browser.new_page()
+    try:
+        page.goto(console.url + path)
+        page.wait_for_selector("main h1")
+        console.gateway.kill()
+        expect(page.locator("#notice")).to_contain_text("The console does not answer", timeout=20_000)
+    finally:
+        page.close()
+
+
+def test_follower_of_a_topic_says_that_its_node_is_away(gateway_factory: GatewayFactory, browser: Browser):
+    console = start_consoled(gateway_factory)
+    console.topic(ORDERS, 1)
+    page = browser.new_page()
+    try:
+        page.goto(f"{console.url}/#/topic?name={ORDERS}")
+        page.get_by_role("button", name="Follow").click()
+        expect(page.get_by_text("Waiting for new records")).to_be_visible()
+        console.gateway.restart()
+        expect(page.get_by_text("not connected; trying again")).to_be_visible(timeout=20_000)
+        expect(page.get_by_text("Waiting for new records")).to_be_visible(timeout=20_000)
+    finally:
+        page.close()
+
+
 @pytest.mark.alone
 def test_first_paint_comes_soon(busy: Consoled, browser: Browser):
     with opened(browser, busy, "/") as page:

@@ -21,14 +21,24 @@ async function answer(response) {
   return data;
 }
 
+// A console that does not answer refuses, too, so that no page goes on to show old figures without a word.
+async function ask(path, options) {
+  try {
+    return await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused(0, "The console does not answer. What is shown may be old.");
+  }
+}
+
 export async function get(path, parameters, signal) {
   const given = Object.entries(parameters || {}).filter(([, value]) => value !== null && value !== undefined && value !== "");
   const query = given.length ? `?${new URLSearchParams(given)}` : "";
-  return answer(await fetch(`/api/${path}${query}`, { signal, headers: { Accept: "application/json" } }));
+  return answer(await ask(`/api/${path}${query}`, { signal, headers: { Accept: "application/json" } }));
 }
 
 export async function post(path, data) {
-  return answer(await fetch(`/api/${path}`, {
+  return answer(await ask(`/api/${path}`, {
     method: "POST",
     headers: { "Content-Type": "application/json", "X-CSRF-Token": session.csrf || "" },
     body: JSON.stringify(data || {}),

@@ -119,20 +119,25 @@ function browse(topic) {
   }
 
   function tail() {
-    let kept = [];
+    let kept = [], failed = false;
+    const tell = () => failed || said.replaceChildren(kept.length ? `following; ${count(kept.length)} shown` : "Waiting for new records…");
     live.setAttribute("aria-pressed", "true");
     live.replaceChildren("● Following");
     more.hidden = true;
     asked += 1;
-    said.replaceChildren("Waiting for new records…");
+    tell();
     draw(kept);
     end = stream("records", Object.fromEntries(Object.entries(given()).filter(([, value]) => value !== "")), {
       records: (found) => {
         kept = [...found.records.reverse(), ...kept].slice(0, MAX_TAIL);
-        said.replaceChildren(`following; ${count(kept.length)} shown`);
+        failed = false;
+        tell();
         draw(kept);
       },
-      failed: (data) => said.replaceChildren(h("span", { class: "bad" }, data.error)),
+      failed: (data) => { failed = true; said.replaceChildren(h("span", { class: "bad" }, data.error)); },
+      ping: () => { failed = false; tell(); },
+      open: tell,
+      down: () => failed || said.replaceChildren("not connected; trying again"),
     });
   }
 
