@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -517,6 +519,34 @@ def test_follower_of_a_topic_says_that_its_node_is_away(gateway_factory: Gateway
         expect(page.get_by_text("Waiting for new records")).to_be_visible(timeout=20_000)
     finally:
         page.close()
+
+
+MANY_TRANSACTIONS = """
+insert into transactional_producer (
+    transactional_id, producer_id, producer_epoch, last_producer_epoch, previous_producer_id, timeout_ms, state,
+    revision, started_at, last_started_at, updated_at
+)
+select 'a' || n, 1000 + n, 0, -1, -1, 900000, 'Ongoing', 1, clock_timestamp(), clock_timestamp(), clock_timestamp()
+from generate_series(1, 201) n
+"""
+
+
+def test_page_of_many_transactions_says_that_some_are_missing(gateway_factory: GatewayFactory, browser: Browser):
+    console = start_consoled(gateway_factory)
+    assert console.gateway.database_url is not None
+    with psycopg.connect(console.gateway.database_url) as connection:
+        connection.execute(MANY_TRANSACTIONS)
+    with opened(browser, console, "/#/transactions") as page:
+        expect(page.locator("tbody tr")).to_have_count(200)
+        expect(page.locator("main")).to_contain_text("Only the 200 oldest transactions are shown.")
+
+
+def test_page_of_access_shows_fractions_of_quotas(gateway_factory: GatewayFactory, browser: Browser):
+    console = start_consoled(gateway_factory)
+    set_quota = ["quotas", "set", "--bootstrap", console.gateway.bootstrap, "--client", "slow"]
+    subprocess.run([sys.executable, "-m", "gateway.cli", *set_quota, "request_percentage=12.5"], check=True)
+    with opened(browser, console, "/#/access") as page:
+        expect(page.locator("main")).to_contain_text("request_percentage = 12.5")
 
 
 @pytest.mark.alone

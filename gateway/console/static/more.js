@@ -6,6 +6,7 @@ import { name, nodes } from "./overview.js";
 import { settings } from "./topic.js";
 
 const card = (title, ...content) => h("section", { class: "card" }, title ? h("h2", null, title) : null, ...content);
+const cut = (data, text) => (data.cut ? h("p", { class: "soft small" }, `Only the ${text} are shown.`) : null);
 
 const PAGES = {
   transactions: ["Open transactions", 3000, async () => {
@@ -19,17 +20,17 @@ const PAGES = {
         { name: "Holds up readers of", class: "wrap", of: (row) => row.partitions.map((each) => h("div", null, link("topic", { name: each.topic }, each.topic), `[${each.partition}]`,
           each.held === null ? h("span", { class: "soft" }, " nothing written yet") : ` from ${count(each.first)}, ${count(each.held)} records wait`)) },
         { name: "Offsets of groups", class: "wrap", of: (row) => row.groups.map((id) => h("div", null, link("group", { id }, id))) },
-      ], data.transactions, "No transaction is open."))];
+      ], data.transactions, "No transaction is open."), cut(data, "200 oldest transactions"))];
   }],
   share: ["Share groups", 3000, async () => {
     const data = await get("share");
     if (!data.groups.length) return [card(null, h("p", { class: "empty" }, "No share group has read anything yet."))];
-    return data.groups.map((group) => h("section", { class: "card" }, h("h2", null, link("group", { id: group.id }, group.id)), table([
+    return [cut(data, "first 2,000 partitions"), ...data.groups.map((group) => h("section", { class: "card" }, h("h2", null, link("group", { id: group.id }, group.id)), table([
       { name: "Partition", of: (row) => [link("topic", { name: row.topic }, row.topic), ` ${row.partition}`] },
       { name: "Settled up to", num: true, of: (row) => count(row.start) },
       { name: "End", num: true, of: (row) => count(row.end) },
       { name: "Not settled", num: true, of: (row) => count(row.lag) },
-    ], group.partitions)));
+    ], group.partitions)))].filter(Boolean);
   }],
   nodes: ["Nodes", 3000, async () => {
     const data = await get("nodes");
@@ -128,21 +129,27 @@ async function part(title, load) {
 const acls = () => part("ACLs", async () => {
   const data = await get("acls");
   if (!data.authorizer) return h("p", { class: "soft" }, "No authorizer is set (authorizer.class.name), so every client may do everything.");
-  return table([
+  return [table([
     { name: "Principal", class: "wrap", of: (row) => row.principal },
     { name: "", of: (row) => h("span", { class: `tag ${row.permission === "DENY" ? "bad" : ""}` }, row.permission.toLowerCase()) },
     { name: "Operation", of: (row) => row.operation.toLowerCase().replaceAll("_", " ") },
     { name: "Resource", class: "wrap", of: (row) => [h("span", { class: "soft" }, `${row.resource.toLowerCase().replaceAll("_", " ")} `), row.name, row.pattern === "PREFIXED" ? h("span", { class: "soft" }, " and longer") : null] },
     { name: "Host", class: "mono", of: (row) => row.host },
-  ], data.acls, "There are no ACLs.");
+  ], data.acls, "There are no ACLs."), cut(data, "first 2,000 ACLs")];
 });
 
-const users = () => part("Users", async () => table([
-  { name: "User", class: "wrap", of: (row) => row.user },
-  { name: "Credentials", of: (row) => row.credentials.map((each) => h("div", null, each.mechanism, h("span", { class: "soft" }, `, ${count(each.iterations)} iterations`))) },
-], (await get("users")).users, "No SCRAM user exists. Add one with: sluice users add NAME"));
+const users = () => part("Users", async () => {
+  const data = await get("users");
+  return [table([
+    { name: "User", class: "wrap", of: (row) => row.user },
+    { name: "Credentials", of: (row) => row.credentials.map((each) => h("div", null, each.mechanism, h("span", { class: "soft" }, `, ${count(each.iterations)} iterations`))) },
+  ], data.users, "No SCRAM user exists. Add one with: sluice users add NAME"), cut(data, "first 2,000 users")];
+});
 
-const quotas = () => part("Quotas", async () => table([
-  { name: "Client", class: "wrap", of: (row) => row.entity.map((each) => h("div", null, h("span", { class: "soft" }, `${each.type} `), each.name === null ? "any other" : each.name)) },
-  { name: "Limits", class: "mono", of: (row) => Object.entries(row.values).map(([name, value]) => h("div", null, `${name} = ${count(value)}`)) },
-], (await get("quotas")).quotas, "No quota is set."));
+const quotas = () => part("Quotas", async () => {
+  const data = await get("quotas");
+  return [table([
+    { name: "Client", class: "wrap", of: (row) => row.entity.map((each) => h("div", null, h("span", { class: "soft" }, `${each.type} `), each.name === null ? "any other" : each.name)) },
+    { name: "Limits", class: "mono", of: (row) => Object.entries(row.values).map(([name, value]) => h("div", null, `${name} = ${value.toLocaleString("en")}`)) },
+  ], data.quotas, "No quota is set."), cut(data, "first 2,000 quotas")];
+});
