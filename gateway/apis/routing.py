@@ -18,7 +18,7 @@ import structlog
 
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
-from gateway.net.coding import decode_anywhere
+from gateway.net.coding import AT_ONCE_ELEMENTS, decode_anywhere
 from gateway.net.dispatch import MAX_STRUCTURED_BYTES, encode_answer
 from gateway.net.forwarding import Part, Several, Whole
 from gateway.net.holdings import Holdings
@@ -27,7 +27,7 @@ from gateway.net.shared_read import SharedRead
 from gateway.transactions.coordinator import Transactions
 from protocol.api_keys import ApiKey
 from protocol.buffer import Buffer
-from protocol.codec import decode, encode, response_class
+from protocol.codec import decode, decode_request, encode, response_class
 from protocol.errors import KafkaError, ProtocolError
 from protocol.framing import Frame
 from protocol.headers import (
@@ -61,15 +61,12 @@ TRANSACTION_FIRST = (
     *(ApiKey.INIT_PRODUCER_ID, ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.END_TXN),
 )
 """APIs whose first field is a transactional id; AddPartitionsToTxn only in the versions of clients."""
-ONLY_IF_AWAITED = frozenset(
-    {
-        *(*TRANSACTION_FIRST, ApiKey.TXN_OFFSET_COMMIT, ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_DELETE),
-        *(ApiKey.DELETE_GROUPS, ApiKey.ALTER_SHARE_GROUP_OFFSETS, ApiKey.DELETE_SHARE_GROUP_OFFSETS),
-        ApiKey.JOIN_GROUP,
-    }
+LAST_WORDS = frozenset({ApiKey.LEAVE_GROUP, ApiKey.SHARE_ACKNOWLEDGE})
+"""Requests that a client may send just before it closes its connection, and that end something."""
+LEAVING = frozenset(
+    {ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.STREAMS_GROUP_HEARTBEAT},
 )
-"""Changes that are not forwarded once the client has gone. Others are, because a member leaves its group and then
-closes its connection at once. A late JoinGroup would fence the static member that has taken the client's place."""
+"""Heartbeats, by which a member leaves if its epoch is negative."""
 FIRST_ADD_PARTITIONS_OF_BROKERS, FIRST_OFFSET_FETCH_OF_GROUPS = 4, 8
 
 
@@ -120,6 +117,21 @@ class GroupRouter:
         find = self._routes.get(frame[0] << 8 | frame[1])
         return None if find is None or len(frame) > MAX_STRUCTURED_BYTES else find(frame)
 
+    def outlives_client(self, frame: Frame) -> bool:
+        """Return whether a request of a client that has gone is still forwarded: only those that end something. A late
+        JoinGroup would fence the static member that has taken the client's place, a late heartbeat would count as newer
+        than those of the client's next connection, and a late ShareFetch would end the share session there."""
+        key = frame[0] << 8 | frame[1]
+        if key not in LEAVING:
+            return key in LAST_WORDS
+        try:
+            header, position = decode_request_header(frame)
+            return (
+                decode_request(key, header.api_version, frame, position, max_elements=AT_ONCE_ELEMENTS).member_epoch < 0
+            )
+        except ProtocolError:
+            return False
+
     async def refresh(self, group_ids: Sequence[str]) -> None:
         """Read anew which nodes are alive, and which of them coordinate the groups. Do nothing if the node has just
         done so, because it then read the coordinators of all groups."""
@@ -134,19 +146,19 @@ class GroupRouter:
             logger.warning("live nodes not read: Postgres does not answer", error=str(error))
 
     def _by_group(self, frame: Frame) -> Whole | None:
-        return self._coordinator(_string(frame, 1), _is_only_if_awaited(frame))
+        return self._coordinator(_string(frame, 1))
 
     def _by_second_string(self, frame: Frame) -> Whole | None:
-        return self._coordinator(_string(frame, 2), _is_only_if_awaited(frame))
+        return self._coordinator(_string(frame, 2))
 
-    def _coordinator(self, group_id: str | None, only_if_awaited: bool = False) -> Whole | None:
+    def _coordinator(self, group_id: str | None) -> Whole | None:
         if not group_id:
             return None
         try:
             node = self._leases.coordinator_of(group_id)
         except KafkaError:
             return Whole(None, (group_id,))
-        return None if node.node_id == self._membership.node_id else Whole(node, (group_id,), only_if_awaited)
+        return None if node.node_id == self._membership.node_id else Whole(node, (group_id,))
 
     def _by_transaction(self, frame: Frame) -> Whole | None:
         key, version = frame[0] << 8 | frame[1], frame[2] << 8 | frame[3]
@@ -156,7 +168,7 @@ class GroupRouter:
         if not transactional_id:
             return None
         node = self._transactions.coordinator_of(transactional_id)
-        return None if node.node_id == self._membership.node_id else Whole(node, only_if_awaited=True)
+        return None if node.node_id == self._membership.node_id else Whole(node)
 
     def _offset_fetch(self, frame: Frame) -> Whole | Several | None:
         version = frame[2] << 8 | frame[3]
@@ -186,10 +198,6 @@ class _SeveralGroups:
     api_key: ApiKey
     fields: Fields
     find: _Parts
-
-    @property
-    def only_if_awaited(self) -> bool:
-        return self.api_key in ONLY_IF_AWAITED
 
     def of_request(self, _frame: Frame) -> _SeveralGroups:
         return self
@@ -238,10 +246,6 @@ def _string(frame: Frame, count: int) -> str | None:
         return leading_strings(frame, count)[-1]
     except ProtocolError:
         return None
-
-
-def _is_only_if_awaited(frame: Frame) -> bool:
-    return frame[0] << 8 | frame[1] in ONLY_IF_AWAITED
 
 
 def _group_id(asked: Any) -> str:

@@ -46,9 +46,6 @@ class Whole:
     """None if this node does not know which node that is."""
     group_ids: Sequence[str] = ()
     """The groups whose coordinator the node is."""
-    only_if_awaited: bool = False
-    """True for a change that is not made once the client has gone. The client may have repeated it through another
-    node while this node was frozen, and no lease of this node fences it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +61,6 @@ class Part:
 class Several(Protocol):
     """A request that may concern several nodes."""
 
-    @property
-    def only_if_awaited(self) -> bool: ...
-
     async def parts(self, frame: Frame) -> list[Part]:
         """Return the parts, at least one."""
         ...
@@ -80,6 +74,11 @@ class Several(Protocol):
 class Router(Protocol):
     def route(self, frame: Frame) -> Whole | Several | None:
         """Return where the request goes; None: to this node. It must not wait, because requests keep their order."""
+        ...
+
+    def outlives_client(self, frame: Frame) -> bool:
+        """Return whether the request is forwarded although its client has gone. The client may have repeated it through
+        another node while this node was frozen, and no lease of this node fences it."""
         ...
 
     async def refresh(self, group_ids: Sequence[str]) -> None:
@@ -121,9 +120,7 @@ class Forwarder:
         route = self._router.route(frame)
         if route is None:
             return self._requests.handle(frame, connection)
-        if isinstance(route, Whole) and not route.only_if_awaited:
-            return self._answered(self._send(route.node, frame, connection), frame, route.group_ids)
-        return self._send_later(route, frame, connection)
+        return self._forward(route, frame, connection)
 
     def drop_gone(self, alive: Collection[Node]) -> None:
         """End the connections to nodes that are no longer alive. A host that has vanished closes none. Call this
@@ -178,10 +175,10 @@ class Forwarder:
         if not of_client:
             self._of_connection.pop(connection_id, None)
 
-    async def _send_later(self, route: Whole | Several, frame: Frame, connection: ConnectionInfo) -> Sequence[Buffer]:
+    async def _forward(self, route: Whole | Several, frame: Frame, connection: ConnectionInfo) -> Sequence[Buffer]:
         # All requests wait for one turn of the event loop, so they keep their order.
         await asyncio.sleep(0)  # The end of the connection may lie behind the request.
-        if route.only_if_awaited and connection.peer_gone:
+        if connection.peer_gone and not self._router.outlives_client(frame):
             logger.info("a request was not forwarded because its client has gone", api=_api_name(frame))
             connection.skipped = True
             return ()

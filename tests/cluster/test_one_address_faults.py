@@ -9,13 +9,18 @@ from collections.abc import Iterator
 import pytest
 
 from protocol.errors import ErrorCode
+from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from protocol.messages.find_coordinator import FindCoordinatorRequest
+from protocol.messages.share_fetch import ShareFetchRequest
 from tests.chaos.load import Load, assert_nothing_lost
 from tests.clients.topics import create_topic
 from tests.cluster.conftest import balanced
 from tests.cluster.one_address import AGAIN, OneAddress, one_address
 from tests.cluster.readers import Readers
+from tests.frames.handoff import configure
 from tests.frames.members import Member, describe, fresh, settle
+from tests.frames.members import create_topic as create_wire_topic
+from tests.frames.share import ACCEPT, Reader, send
 from tests.frames.transactions import Transactional
 from tests.gateway_process import GatewayProcess
 from tests.postgres import Databases
@@ -138,4 +143,65 @@ async def test_join_of_a_process_that_has_ended_fences_no_static_member(shared: 
             described = await describe(watching, group_id)
             assert described.error_code in {ErrorCode.NONE, *AGAIN}
         assert await successor.heartbeat() == ErrorCode.NONE
+        await asyncio.gather(unanswered, return_exceptions=True)
+
+
+async def until_read(here: GatewayProcess, group_id: str) -> None:
+    """Wait until the node has read what lay in its sockets, and has forwarded it."""
+    async with await WireClient.connect(here.bootstrap) as client:
+        for _ in range(20):
+            await describe(client, group_id)
+
+
+async def test_heartbeat_of_an_old_connection_does_not_outrun_the_newer_one(shared: OneAddress) -> None:
+    """The client has given the old connection up. A frozen node forwards its heartbeat after those of the newer one."""
+    here = shared.nodes[0]
+    group_id, coordinator = await other_coordinator(shared, here)
+    old = await WireClient.connect(here.bootstrap)
+    async with await WireClient.connect(coordinator.bootstrap) as client:
+        topic = fresh("topic")
+        await create_wire_topic(client, topic)
+        asked = ConsumerGroupHeartbeatRequest(
+            group_id=group_id,
+            member_id="member",
+            rebalance_timeout_ms=60_000,
+            subscribed_topic_names=(topic,),
+            topic_partitions=(),
+        )
+        joined = await client.send(asked, 1)
+        assert joined.error_code == ErrorCode.NONE
+        beat = ConsumerGroupHeartbeatRequest(group_id=group_id, member_id="member", member_epoch=joined.member_epoch)
+        here.send_signal(signal.SIGSTOP)
+        try:
+            unanswered = old.send_nowait(beat, 1)
+            await old.close()
+        finally:
+            here.send_signal(signal.SIGCONT)
+        await until_read(here, group_id)
+        assert (await client.send(beat, 1)).error_code == ErrorCode.NONE
+        await asyncio.gather(unanswered, return_exceptions=True)
+
+
+async def test_share_fetch_of_an_old_connection_ends_no_newer_session(shared: OneAddress) -> None:
+    here = shared.nodes[0]
+    group_id, coordinator = await other_coordinator(shared, here)
+    old = await WireClient.connect(here.bootstrap)
+    await describe(old, group_id)  # The node is connected to the coordinator for this client.
+    async with await WireClient.connect(coordinator.bootstrap) as client:
+        topic = fresh("topic")
+        topic_id = await create_wire_topic(client, topic)
+        await configure(client, group_id, **{"share.auto.offset.reset": "earliest"})
+        await send(client, topic)
+        reader = Reader(client, group_id, topic, topic_id)
+        await reader.join()
+        here.send_signal(signal.SIGSTOP)
+        try:
+            first = ShareFetchRequest(group_id=group_id, member_id=reader.member_id, max_records=1, max_bytes=1)
+            unanswered = old.send_nowait(first, 2)
+            await old.close()
+            assert await reader.fetch() == [(0, 0, 1)]
+        finally:
+            here.send_signal(signal.SIGCONT)
+        await until_read(here, group_id)
+        assert await reader.acknowledge((0, 0, ACCEPT)) == ErrorCode.NONE
         await asyncio.gather(unanswered, return_exceptions=True)

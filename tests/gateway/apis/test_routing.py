@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,6 +13,7 @@ from gateway.apis.routing import (
     FIRST_ADD_PARTITIONS_OF_BROKERS,
     FIRST_OFFSET_FETCH_OF_GROUPS,
     GROUP_FIRST,
+    LEAVING,
     SEVERAL,
     TRANSACTION_FIRST,
     GroupRouter,
@@ -109,6 +110,18 @@ async def test_split_request_keeps_its_header() -> None:
     assert [part.node for part in parts] == [None, there]
     own = [DeleteGroupsRequest(groups_names=(name,)) for name in ("a", "b")]
     assert [part.frame for part in parts] == [header + b"".join(encode(each, 2)) for each in own]
+
+
+def test_only_ends_are_forwarded_for_a_client_that_has_gone() -> None:
+    router = GroupRouter(*[cast("Any", SimpleNamespace(look=None))] * 3)
+    leaving = {key: {"member_epoch": -1} for key in LEAVING} | {ApiKey.LEAVE_GROUP: {}, ApiKey.SHARE_ACKNOWLEDGE: {}}
+    routed = {*GROUP_FIRST, *TRANSACTION_FIRST, *SEVERAL, ApiKey.TXN_OFFSET_COMMIT}
+    for api_key in routed:
+        for version in VERSIONS[api_key]:
+            assert router.outlives_client(frame(api_key, version, **leaving.get(api_key, {}))) == (api_key in leaving)
+            if api_key in LEAVING:
+                assert not router.outlives_client(frame(api_key, version, member_epoch=3))
+                assert not router.outlives_client(frame(api_key, version, member_epoch=-1)[:-3])
 
 
 def test_every_forwarded_api_has_a_retriable_code() -> None:

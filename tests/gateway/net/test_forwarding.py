@@ -93,7 +93,10 @@ class ToNode:
     def route(self, frame: Frame) -> Whole | Several:
         if self.several is not None:
             return self.several
-        return Whole(self.node, ("group",), self.only_if_awaited and frame[1] != ApiKey.LEAVE_GROUP)
+        return Whole(self.node, ("group",))
+
+    def outlives_client(self, frame: Frame) -> bool:
+        return not self.only_if_awaited or frame[1] == ApiKey.LEAVE_GROUP
 
     async def refresh(self, group_ids: Sequence[str]) -> None:
         self.refreshed += 1
@@ -101,8 +104,6 @@ class ToNode:
 
 class TooLarge:
     """A request about two nodes, whose merged response is larger than any that is sent."""
-
-    only_if_awaited = False
 
     def __init__(self, node: Node | None) -> None:
         self.node = node
@@ -362,6 +363,17 @@ async def test_changes_of_one_client_keep_their_order() -> None:
         for number in range(50):
             assert await answer(reader) == struct.pack(">i", number) + b"%d" % number
         assert [text for text, _ in both.echo.served] == [b"%d" % number for number in range(50)]
+
+
+async def test_leave_does_not_overtake_the_join_before_it() -> None:
+    """A client that closes while it joins sends both. If the leave came first, the join would add a member that has
+    gone."""
+    async with two() as both, both.client() as (reader, writer):
+        both.router.only_if_awaited = True
+        writer.write(framed(request(ApiKey.JOIN_GROUP, 1, b"join"), request(ApiKey.LEAVE_GROUP, 2, b"leave")))
+        for text in (b"join", b"leave"):
+            assert (await answer(reader))[4:] == text
+        assert [text for text, _ in both.echo.served] == [b"join", b"leave"]
 
 
 async def test_request_at_a_lost_node_gets_a_retriable_code() -> None:
