@@ -263,7 +263,7 @@ class Dispatch(Generic[S_contra]):
         version = header.api_version
         series = route.series.get(version)
         if series is None:
-            return await self._answer_unsupported(route, header)
+            return await self._answer_unsupported(route, header, connection)
         api_key = route.api_key
         if route.line.only_if_awaited:
             await asyncio.sleep(0)  # The end of the connection may lie behind the request.
@@ -420,9 +420,15 @@ class Dispatch(Generic[S_contra]):
         except KafkaError as error:
             raise UnanswerableError("answer_size", f"{route.api_name} refused: {code.name}: {error.message}") from error
 
-    async def _answer_unsupported(self, route: _Route[S_contra], header: RequestHeader) -> Sequence[Buffer]:
+    async def _answer_unsupported(
+        self, route: _Route[S_contra], header: RequestHeader, connection: ConnectionInfo
+    ) -> Sequence[Buffer]:
         """Answer ApiVersions in v0 with the whole list, so that the client can choose again. Answer other APIs in
-        the served version nearest to the requested one, if it has a place for the code."""
+        the served version nearest to the requested one, if it has a place for the code.
+
+        A client of a shared listener gets no answer in another version. The node that forwards its request may be newer
+        than this node. That node then refuses the request in the version that it has promised.
+        """
         reason = f"{route.api_name} version {header.api_version}"
         code = ErrorCode.UNSUPPORTED_VERSION
         if route.api_key is ApiKey.API_VERSIONS:
@@ -431,7 +437,7 @@ class Dispatch(Generic[S_contra]):
             return await encode_answer(route.api_key, 0, header.correlation_id, versions, UNBOUNDED)
         line = route.line
         nearest = min(max(header.api_version, line.min_version), line.max_version)
-        response = top_level_refusal(route.api_key, nearest, code)
+        response = None if connection.shared else top_level_refusal(route.api_key, nearest, code)
         if response is None:
             raise UnanswerableError("unsupported_version", reason)
         self._metrics.unsupported_versions.labels(route.api_name).inc()

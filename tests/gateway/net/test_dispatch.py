@@ -272,6 +272,15 @@ async def test_an_unserved_version_without_a_place_for_the_code_closes(
     assert raised.value.reason == "unsupported_version"
 
 
+async def test_unserved_version_of_a_forwarded_request_closes() -> None:
+    """The node that forwards the request may be newer than this one. It then refuses the request in that version."""
+    connection = ConnectionInfo("connection-2", "/127.0.0.1", shared=("all", 9092))
+    asked = encode_request_header(RequestHeader(int(ApiKey.HEARTBEAT), 5, 1, "client"))
+    with pytest.raises(UnanswerableError) as raised:
+        await Table(HEARTBEAT).dispatch.handle(asked, connection)
+    assert raised.value.reason == "unsupported_version"
+
+
 # --- refusals, storage, bugs ------------------------------------------------------------------------------------------
 
 
