@@ -26,6 +26,10 @@ MAX_PARTITIONS = 200_000
 """Partitions of all sessions of a node: some 80 MB. Naming them costs a client next to nothing. Each is remembered
 during its session, even if no such partition exists."""
 
+SILENT_S = 2.0
+"""Silence of a session after which the node checks its memory again. A member that has been silent for long may have
+expired. Then its group may have been empty, and its offsets may have been reset through another node."""
+
 SessionKey = tuple[str, MemberId]
 
 
@@ -46,6 +50,8 @@ class ShareSession:
     """Number of entries in `partitions` and `acquired_in` that the node's bound already counts."""
     leaders: tuple[object, ...] = ()
     """Leader of each partition at the last check of the node's memory of it."""
+    checked_s: float = float("-inf")
+    """Time of the last request, or of the last look within a request."""
     ended: bool = False
     """True if no more records may be acquired for the session, because a request in progress could not deliver them."""
 
@@ -55,12 +61,13 @@ class ShareSession:
     def advance(self) -> None:
         self.epoch = 1 if self.epoch == MAX_EPOCH else self.epoch + 1
 
-    def led_by(self, *leaders: object) -> None:
-        """Note what decides about leaders: `leaders`, each of which is replaced by a new object after a change. After a
-        change, what this node remembers of any partition may be out of date."""
-        if leaders != self.leaders:
+    def led_by(self, now_s: float, *leaders: object) -> None:
+        """Note at `now_s` what decides about leaders: `leaders`, each of which becomes a new object after a change.
+        After a change, or a silence, what this node remembers of any partition may be out of date."""
+        if leaders != self.leaders or now_s > self.checked_s + SILENT_S:
             self.unverified = dict(self.partitions)
             self.leaders = leaders
+        self.checked_s = now_s
 
     def put_last(self, partition: tuple[UUID, int]) -> None:
         """Move the partition to the end, because it yielded records. The next request examines the others first."""

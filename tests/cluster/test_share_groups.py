@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.share.sessions import SILENT_S
 from protocol.errors import ErrorCode
 from protocol.messages.alter_share_group_offsets import (
     AlterShareGroupOffsetsRequest,
@@ -54,6 +55,31 @@ async def test_a_reset_through_one_node_is_seen_by_the_leader(cluster: Cluster) 
                 assert await readers[leader].acknowledge((0, 0, ACCEPT)) == NONE
                 await begin(clients, group_id, topic)
             coordinated.add(coordinator == leader)
+    finally:
+        for client in clients:
+            await client.close()
+
+
+async def test_a_silent_session_sees_a_reset_through_another_node(cluster: Cluster) -> None:
+    """A member that stands still expires. Its share session lasts as long as its connection, and continues later."""
+    nodes = cluster(2)
+    clients = [await WireClient.connect(node.bootstrap) for node in nodes]
+    try:
+        topic = fresh("topic")
+        topic_id = await create_topic(clients[0], topic, 1)
+        await send(clients[0], topic)
+        while True:
+            group_id = fresh("share")
+            coordinator = await begin(clients, group_id, topic)
+            reader = Reader(clients[1 - coordinator], group_id, topic, topic_id)
+            part = part_of(await reader.ask())
+            assert part is not None
+            if not part.error_code:
+                break
+        assert await reader.acknowledge((0, 0, ACCEPT)) == NONE
+        await begin(clients, group_id, topic)
+        await asyncio.sleep(SILENT_S + 0.1)
+        assert await reader.fetch() == [(0, 0, 1)]
     finally:
         for client in clients:
             await client.close()

@@ -166,12 +166,13 @@ async def _parts(
 
 async def _verify(session: ShareSession, parts: Iterable[Part], context: RequestContext[ShareFetchServices]) -> None:
     """Check remembered state again. Since this node last checked, another node may have led a partition, or the
-    partition may have been reset or deleted. If nodes have come or gone, check the whole session.
+    partition may have been reset or deleted. If nodes have come or gone, or the session was silent, check the whole
+    session.
     """
     leaders: object = context.services.membership.leaders
     if context.connection.shared is not None:
         leaders = context.services.groups.lease_for(session.group_id)
-    session.led_by(leaders, context.services.catalog.assigned)
+    session.led_by(asyncio.get_running_loop().time(), leaders, context.services.catalog.assigned)
     begun = dict(session.unverified)
     if not begun:
         return

@@ -91,3 +91,16 @@ def test_partitions_read_by_all_sessions_are_bounded() -> None:
     again, former = sessions.open("s", MemberId("a"), "c")
     assert former is one
     sessions.read(again, some(10), ())
+
+
+def test_memory_is_checked_again_after_a_silence() -> None:
+    """The member may have expired, and its group's offsets may have been reset through another node."""
+    sessions, leaders = ShareSessions(), object()
+    session = opened(sessions, "one")
+    sessions.read(session, partitions(2), ())
+    session.led_by(10.0, leaders)
+    session.unverified.clear()
+    session.led_by(10.0 + module.SILENT_S, leaders)
+    assert not session.unverified
+    session.led_by(10.1 + 2 * module.SILENT_S, leaders)
+    assert list(session.unverified) == partitions(2)
