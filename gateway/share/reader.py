@@ -227,6 +227,13 @@ class Reader:
         partition = as_it_is(part, self._context)
         return partition is not None and self._serves(partition)
 
+    def _require_served(self, part: Part) -> None:
+        """Raise KafkaError if the leader has changed since the request came. The new leader gives the records to other
+        members."""
+        if not self._is_served(part):
+            self._partitions.drop([self.key(part)])
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "another node leads the partition")
+
     def _is_missing(self, part: Part) -> bool:
         return self._is_served(part) and not self._partitions.holds(self.key(part))
 
@@ -250,10 +257,7 @@ class Reader:
     ) -> tuple[SharePartition, TailRead | None] | None:
         """Return the share partition and the tail's batches from its position on. The batches are None if the tail does
         not know them. Return None if no records may be acquired. Raise KafkaError."""
-        if not self._is_served(part):
-            # The leader has changed since the request came, and the new leader gives these records to other members.
-            self._partitions.drop([self.key(part)])
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "another node leads the partition")
+        self._require_served(part)
         at = await self._load(part, partition)
         watch.add(self.key(part))
         # Repeated with each look, because the tail may forget a partition together with its watches.
@@ -326,7 +330,8 @@ class Reader:
         aborted: Sequence[AbortedTransaction],
         want: Want,
     ) -> bool:
-        """Acquire from the batches. Return whether the share partition has advanced."""
+        """Acquire from the batches. Return whether the share partition has advanced. Raise KafkaError."""
+        self._require_served(part)
         key = self.key(part)
         if known.log_start_offset > at.start_offset:
             await self._partitions.apply(key, LogStartMoved(known.log_start_offset))

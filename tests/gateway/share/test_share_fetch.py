@@ -297,6 +297,19 @@ async def test_partition_that_moved_to_another_node_is_not_acquired() -> None:
     assert node.share.count == 0
 
 
+async def test_records_of_a_slow_read_are_not_acquired_after_a_change_of_leaders() -> None:
+    node = Node(1)
+    node.store(0, 4)
+    node.log.opened.clear()
+    waiting = asyncio.create_task(node.fetch(0))
+    await node.log.begun.wait()
+    node.leader = OTHER
+    node.services.membership.leads = lambda key: False  # pyright: ignore[reportUnknownLambdaType]
+    node.log.opened.set()
+    part = (await asyncio.wait_for(waiting, 10))[0]
+    assert (part.error_code, acquired(part)) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, [])
+
+
 async def test_partition_assigned_to_another_node_is_not_acquired() -> None:
     node = Node(1)
     catalog, membership = node.services.catalog, node.services.membership
