@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from gateway.coordinator.member_epochs import STATIC_LEAVE_EPOCH
+from gateway.coordinator.member_epochs import JOIN_EPOCH, STATIC_LEAVE_EPOCH
 from gateway.coordinator.streams.model import MemberState, StreamsMember
 from gateway.coordinator.streams.tasks import NO_TASKS, Task, Tasks
 
@@ -43,7 +43,7 @@ def reconcile(
                 return member
             return _advance(member, member.member_epoch, target, target_epoch, others, owned)
         case MemberState.UNREVOKED:
-            if not _has_let_go(member.pending_revocation, owned):
+            if not _has_let_go(member, member.pending_revocation, member.assigned & target, owned):
                 return member
             epoch = min(member.member_epoch + 1, target_epoch)
             return _advance(member, epoch, target, target_epoch, others, owned)
@@ -68,7 +68,7 @@ def _advance(
     """Revoke the tasks that the member should no longer own, at `epoch`. If all are revoked, assign the free ones."""
     keep = member.assigned & target
     revoke = member.assigned - keep
-    if revoke and not _has_let_go(revoke, owned):
+    if revoke and not _has_let_go(member, revoke, keep, owned):
         return _with(member, MemberState.UNREVOKED, epoch, keep, revoke)
     pending = target - keep
     free = Tasks(pending.active - others.active - others.in_process, pending.standby - others.in_process)
@@ -76,8 +76,16 @@ def _advance(
     return _with(member, state, target_epoch, keep | free, NO_TASKS)
 
 
-def _has_let_go(revoke: Tasks, owned: Tasks | None) -> bool:
-    return owned is not None and not owned & revoke
+def _has_let_go(member: StreamsMember, revoke: Tasks, keep: Tasks, owned: Tasks | None) -> bool:
+    """Return whether a member that reports `owned` has released all of `revoke`.
+
+    Java reports its tasks in the first heartbeat after it has joined, and in each one after an error, even if its
+    application has not accepted the assignment yet. Such a report lacks tasks that the member keeps, and the member may
+    still accept those of `revoke`. Only a member that joins releases everything.
+    """
+    if owned is None or owned & revoke:
+        return False
+    return member.member_epoch == JOIN_EPOCH or not keep - owned
 
 
 def _with(

@@ -155,6 +155,10 @@ class Draft:
             self.configured = _configured(topology, self.cluster)
         self.seen = self.cluster
         is_same = found == self.metadata_hash and self.configured.is_ready == self.is_ready
+        is_read = any(each.user_endpoint is not None and each.assigned for each in self.members.values())
+        if is_read and found != self.metadata_hash:
+            # The partitions that are read behind endpoints may differ although the tasks are the same.
+            self.endpoint_epoch += 1
         self.metadata_hash, self.is_ready = found, self.configured.is_ready
         return not is_same
 

@@ -6,22 +6,29 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.streams.draft import Draft
-from gateway.coordinator.streams.model import EndpointPartitions
-from gateway.coordinator.streams.tasks import Task
+from gateway.coordinator.streams.model import Endpoint, EndpointPartitions
+from gateway.coordinator.streams.tasks import NO_TASKS, Task, Tasks
 from gateway.coordinator.streams.topology import Topology, partitions_read
 
 
 def partitions_by_endpoint(draft: Draft) -> tuple[EndpointPartitions, ...]:
-    """Return the partitions of all members that have an endpoint, from the tasks that each may own."""
+    """Return the partitions of all members that have an endpoint, from the tasks that each may own.
+
+    Each thread of an instance is a member, and all have the instance's endpoint. Java keeps only the last of several
+    entries of an endpoint (KAFKA-20782), so each has one.
+    """
+    tasks: dict[Endpoint, Tasks] = {}
+    for member in draft.members.values():
+        if member.user_endpoint is not None:
+            tasks[member.user_endpoint] = tasks.get(member.user_endpoint, NO_TASKS) | member.assigned
     sources_of = (draft.topology or Topology()).sources_of
     return tuple(
         EndpointPartitions(
-            member.user_endpoint,
-            _read_by(member.assigned.active, sources_of, draft.cluster),
-            _read_by(member.assigned.standby, sources_of, draft.cluster),
+            endpoint,
+            _read_by(each.active, sources_of, draft.cluster),
+            _read_by(each.standby, sources_of, draft.cluster),
         )
-        for member in draft.members.values()
-        if member.user_endpoint is not None
+        for endpoint, each in tasks.items()
     )
 
 

@@ -52,7 +52,7 @@ class Endpoint:
 
 
 class EndpointPartitions(NamedTuple):
-    """Partitions that the member behind an endpoint reads: topic → partitions."""
+    """Partitions that the members behind an endpoint read: topic → partitions."""
 
     endpoint: Endpoint
     active: Mapping[str, frozenset[int]]

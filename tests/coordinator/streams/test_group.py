@@ -303,6 +303,21 @@ def test_previous_epoch_is_fenced_if_a_task_has_another_owner() -> None:
     assert refused(scene.beat("a", 2, owned=Tasks(ALL))) is ErrorCode.FENCED_MEMBER_EPOCH
 
 
+def test_a_report_from_before_the_assignment_was_accepted_releases_no_task() -> None:
+    """The first heartbeat of Java after a join reports its tasks, even if its application is still accepting them."""
+    scene = Scene()
+    scene.join("a")
+    scene.join("b")
+    kept = scene.beat("a", 2, owned=Tasks()).tasks
+    assert kept is not None
+    assert scene.beat("b", 3).tasks is None
+    # The application has accepted all tasks now, and releases some of them next.
+    scene.beat("a", 2, owned=Tasks(ALL))
+    assert scene.beat("b", 3).tasks is None
+    assert scene.beat("a", 2, owned=kept).member_epoch == 3
+    assert scene.beat("b", 3).tasks == Tasks(ALL - kept.active)
+
+
 def test_report_of_an_unknown_task_is_refused() -> None:
     scene = Scene()
     scene.join("a")
@@ -356,6 +371,31 @@ def test_endpoints_are_sent_to_members_with_an_older_epoch() -> None:
     assert known > 0
     assert scene.beat("a", 2, endpoint_information_epoch=known).partitions_by_user_endpoint is None
     assert scene.beat("a", 2, endpoint_information_epoch=0).partitions_by_user_endpoint is not None
+
+
+def test_partitions_that_a_topic_has_gained_are_sent_without_a_new_task() -> None:
+    scene = Scene({"t": 4, "u": 1})
+    scene.join("a", Topology(0, (Subtopology("0", ("t", "u")),)), user_endpoint=Endpoint("h", 9))
+    known = scene.beat("a", 2).endpoint_information_epoch
+    scene.topics({"t": 4, "u": 3})
+    reply = scene.beat("a", 2, endpoint_information_epoch=known)
+    assert reply.tasks is None
+    assert reply.partitions_by_user_endpoint is not None
+    ((_, read, _),) = reply.partitions_by_user_endpoint
+    assert read == {"t": frozenset(range(4)), "u": frozenset(range(3))}
+
+
+def test_threads_of_one_instance_have_one_entry_for_their_endpoint() -> None:
+    """Java keeps only the last of several entries (KAFKA-20782), and would send queries to the wrong instance."""
+    scene = Scene()
+    thread: dict[str, Any] = {"user_endpoint": Endpoint("h", 9), "process_id": "p"}
+    scene.join("a", **thread)
+    scene.join("b", **thread)
+    scene.beat("a", 2, owned=scene.beat("a", 2).tasks)
+    told = scene.beat("b", 3, endpoint_information_epoch=-1)
+    assert told.tasks is not None
+    assert len(told.tasks.active) == 2
+    assert told.partitions_by_user_endpoint == ((Endpoint("h", 9), {"t": frozenset(range(4))}, {}),)
 
 
 def test_changed_endpoint_is_sent_to_other_members() -> None:
