@@ -94,6 +94,10 @@ class ConnectionInfo:
     number: int = field(default_factory=lambda: next(_connections))
     """Rises with every connection that this node accepts: of two of one client, the higher is the newer."""
 
+    def is_awaiting(self) -> bool:
+        """Return whether the peer may still wait for answers."""
+        return not self.peer_gone
+
     def lose_peer(self) -> None:
         """Note that the peer has gone."""
         self.peer_gone = True

@@ -62,6 +62,14 @@ LISTED_AT_A_TIME = 1_000
 _PLACEMENT = 1 << 40
 """Transactional ids are assigned to shards by numbers that no partition has."""
 
+
+def _always() -> bool:
+    return True
+
+
+IsAwaited = Callable[[], bool]
+"""Function that returns whether the client still waits for the answer."""
+
 Decide = Callable[[Producer | None, int], Decision]
 """Function that decides by the producer's row, and by an unused producer id if the row needs a new one."""
 
@@ -149,13 +157,17 @@ class Transactions:
         """Return whether this node coordinates the id."""
         return self.coordinator_of(transactional_id).node_id == self._membership.node_id
 
-    async def initialize(self, transactional_id: str, asked: InitProducer) -> Producer:
+    async def initialize(
+        self, transactional_id: str, asked: InitProducer, *, is_awaited: IsAwaited = _always
+    ) -> Producer:
         """Handle InitProducerId: return the producer at its new epoch. Raise KafkaError, StorageError."""
 
         def decide(producer: Producer | None, fresh_id: int) -> Decision:
             return rules.initialize(producer, asked, fresh_id)
 
-        return await self._carry_out(transactional_id, decide, "fenced", raises_epoch=True, from_first_epoch=True)
+        return await self._carry_out(
+            transactional_id, decide, "fenced", raises_epoch=True, from_first_epoch=True, is_awaited=is_awaited
+        )
 
     async def add(
         self,
@@ -166,6 +178,7 @@ class Transactions:
         group_ids: Sequence[str] = (),
         *,
         named: bool = True,
+        is_awaited: IsAwaited = _always,
     ) -> None:
         """Enlist partitions and groups in the transaction. Raise KafkaError, StorageError.
 
@@ -173,6 +186,7 @@ class Transactions:
         """
         for attempt in range(ATTEMPTS):
             read = await self._store.read(transactional_id)
+            _require_client(is_awaited)
             if attempt and read.started_ms is None:
                 # The client has repeated the request elsewhere, and has ended its transaction. Another one with the
                 # same epoch would stay open until its timeout, which fences the producer.
@@ -221,6 +235,7 @@ class Transactions:
         *,
         committed: bool,
         raise_epoch: bool = False,
+        is_awaited: IsAwaited = _always,
     ) -> Producer:
         """Handle EndTxn: when this returns, the transaction has ended for every reader. Raise KafkaError, StorageError.
 
@@ -237,7 +252,7 @@ class Transactions:
         # A client may repeat the request while this node still works on it. The client begins its next transaction
         # after the second answer, so the first request must not come after it.
         async with self._one_at_a_time(transactional_id):
-            return await self._carry_out(transactional_id, decide, outcome, same_epoch=True)
+            return await self._carry_out(transactional_id, decide, outcome, same_epoch=True, is_awaited=is_awaited)
 
     def _require_registration(self) -> None:
         """Raise KafkaError if this node was frozen or cut off, so that another one may have served the client in the
@@ -390,6 +405,7 @@ class Transactions:
         raises_epoch: bool = False,
         same_epoch: bool = False,
         from_first_epoch: bool = False,
+        is_awaited: IsAwaited = _always,
     ) -> Producer:
         """Apply a decision and return the producer's new state. Decide again whenever another node has written the row
         in the meantime.
@@ -411,6 +427,7 @@ class Transactions:
             if read.ending is not None:
                 await self._complete(read)
                 read = await self._store.read(transactional_id)
+            _require_client(is_awaited)
             if started_ms is not None and read.started_ms != started_ms:
                 raise KafkaError(ErrorCode.INVALID_TXN_STATE, "the transaction has ended, and another may have begun")
             if same_epoch and read.started_ms is not None and read.started_ms != first_started_ms:
@@ -525,6 +542,13 @@ class Transactions:
                 aborted=aborted,
             )
             self._listener.appended(marker.partition_key, marker.base_offset + 1)
+
+
+def _require_client(is_awaited: IsAwaited) -> None:
+    """Raise KafkaError if the client has closed its connection. It may have repeated the request elsewhere before this
+    node read the row. Then the row describes the client's next transaction, or a producer that would be fenced."""
+    if not is_awaited():
+        raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS, "the client has gone")
 
 
 def _identity(read: StoredProducer) -> tuple[int, int] | None:

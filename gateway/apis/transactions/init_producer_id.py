@@ -44,7 +44,9 @@ async def init_producer_id(
             f"a transaction may take 1 to {longest_ms} ms, not {request.transaction_timeout_ms}",
         )
     asked = InitProducer(request.transaction_timeout_ms, request.producer_id, request.producer_epoch)
-    producer = await services.transactions.initialize(request.transactional_id, asked)
+    producer = await services.transactions.initialize(
+        request.transactional_id, asked, is_awaited=context.connection.is_awaiting
+    )
     return InitProducerIdResponse(producer_id=producer.producer_id, producer_epoch=producer.producer_epoch)
 
 

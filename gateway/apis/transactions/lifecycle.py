@@ -91,7 +91,7 @@ async def _take_in(
         if asked.verify_only:
             is_in = await context.services.transactions.taken_in_by(*producer)
         else:
-            await context.services.transactions.add(*producer, keys)
+            await context.services.transactions.add(*producer, keys, is_awaited=context.connection.is_awaiting)
 
     def error_of(name: str, index: int) -> ErrorCode:
         part = found[name, index]
@@ -162,7 +162,11 @@ async def add_offsets_to_txn(
     """Enlist the group, so that TxnOffsetCommit accepts its offsets for this transaction."""
     _require_id(request.transactional_id)
     await context.services.transactions.add(
-        request.transactional_id, request.producer_id, request.producer_epoch, group_ids=(request.group_id,)
+        request.transactional_id,
+        request.producer_id,
+        request.producer_epoch,
+        group_ids=(request.group_id,),
+        is_awaited=context.connection.is_awaiting,
     )
     return AddOffsetsToTxnResponse()
 
@@ -181,6 +185,7 @@ async def end_txn(request: EndTxnRequest, context: RequestContext[HasTransaction
         request.producer_epoch,
         committed=request.committed,
         raise_epoch=raises_epoch,
+        is_awaited=context.connection.is_awaiting,
     )
     if not raises_epoch:
         return EndTxnResponse()

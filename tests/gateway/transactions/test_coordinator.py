@@ -6,15 +6,22 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import asyncpg
 import pytest
 
+from gateway.apis.transactions.init_producer_id import init_producer_id
+from gateway.apis.transactions.lifecycle import add_offsets_to_txn, end_txn
 from gateway.coordinator.transactions import InitProducer, Producer
+from gateway.net.context import RequestContext
+from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
+from protocol.messages.end_txn import EndTxnRequest
+from protocol.messages.init_producer_id import InitProducerIdRequest
 from protocol.records import Record, build_batch
 from storage.errors import StorageUnavailable
 from storage.transactions import EndedTransaction, ProducerRecord, StoredProducer
@@ -244,6 +251,98 @@ async def test_a_partition_that_is_enlisted_late_begins_no_further_transaction(
         await slow.transactions.add(*identity, keys(topic))
     assert raised.value.code is ErrorCode.CONCURRENT_TRANSACTIONS
     assert (await other.transactions.store.read("a")).started_ms is None, "otherwise its timeout fences the producer"
+
+
+def overtaken(
+    node: DataPlane, context: RequestContext, monkeypatch: pytest.MonkeyPatch, go_on: Callable[[], Awaitable[object]]
+) -> None:
+    """Before the node's next read of a producer's row, let the client close its connection and go on elsewhere."""
+    store = node.transactions.store
+    read = store.read
+
+    async def read_late(transactional_id: str) -> StoredProducer:
+        monkeypatch.setattr(store, "read", read)
+        context.connection.lose_peer()
+        await go_on()
+        return await read(transactional_id)
+
+    monkeypatch.setattr(store, "read", read_late)
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+async def test_an_end_that_is_read_after_its_client_has_gone_leaves_the_next_transaction_open(
+    nodes: tuple[DataPlane, DataPlane], monkeypatch: pytest.MonkeyPatch, *, is_committed: bool
+) -> None:
+    slow, other = nodes
+    topic = await slow.create_topic("t")
+    producer = await begin(slow, "a", *keys(topic))
+    identity = ("a", producer.producer_id, producer.producer_epoch)
+    context = slow.context(ApiKey.END_TXN, 4)
+
+    async def go_on() -> None:
+        await other.transactions.end(*identity, committed=True)
+        await other.transactions.add(*identity, keys(topic))
+        await write(other, topic, producer, 0)
+
+    overtaken(slow, context, monkeypatch, go_on)
+    with pytest.raises(KafkaError):
+        await end_txn(
+            EndTxnRequest(
+                transactional_id="a",
+                producer_id=producer.producer_id,
+                producer_epoch=producer.producer_epoch,
+                committed=is_committed,
+            ),
+            context,
+        )
+    await write(other, topic, producer, 1)
+    await other.transactions.end(*identity, committed=True)
+    assert await committed(other, topic, 0) == ([0, 1, 2, 3], [])
+
+
+async def test_a_group_that_is_enlisted_after_its_client_has_gone_begins_no_transaction(
+    nodes: tuple[DataPlane, DataPlane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, other = nodes
+    producer = await slow.transactions.initialize("a", InitProducer(60_000))
+    identity = ("a", producer.producer_id, producer.producer_epoch)
+    context = slow.context(ApiKey.ADD_OFFSETS_TO_TXN, 3)
+
+    async def go_on() -> None:
+        await other.transactions.add(*identity, group_ids=("g",))
+        await other.transactions.end(*identity, committed=True)
+
+    overtaken(slow, context, monkeypatch, go_on)
+    with pytest.raises(KafkaError):
+        await add_offsets_to_txn(
+            AddOffsetsToTxnRequest(
+                transactional_id="a",
+                producer_id=producer.producer_id,
+                producer_epoch=producer.producer_epoch,
+                group_id="g",
+            ),
+            context,
+        )
+    assert (await other.transactions.store.read("a")).started_ms is None, "otherwise its timeout fences the producer"
+
+
+async def test_an_initialization_that_is_read_after_its_client_has_gone_fences_no_producer(
+    nodes: tuple[DataPlane, DataPlane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, other = nodes
+    topic = await slow.create_topic("t")
+    context = slow.context(ApiKey.INIT_PRODUCER_ID, 4)
+    later: list[Producer] = []
+
+    async def go_on() -> None:
+        later.append(await begin(other, "a", *keys(topic)))
+
+    overtaken(slow, context, monkeypatch, go_on)
+    with pytest.raises(KafkaError):
+        await init_producer_id(InitProducerIdRequest(transactional_id="a", transaction_timeout_ms=60_000), context)
+    (producer,) = later
+    await write(other, topic, producer, 0)
+    await other.transactions.end("a", producer.producer_id, producer.producer_epoch, committed=True)
 
 
 async def test_repeated_ends_are_carried_out_in_their_order(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
