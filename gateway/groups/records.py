@@ -12,14 +12,14 @@ import math
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import structlog
 
 from gateway.cluster.clock import wall_ms
 from gateway.cluster.leases import SHARDS, shard_of
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.machine import Document, Machines, StoredGroup
+from gateway.coordinator.machine import LONG_BYTES, Document, Machines, StoredGroup
 from gateway.coordinator.settings import Settings
 from gateway.groups.gatherer import Gatherer
 from gateway.groups.kinds import AnyGroup
@@ -115,6 +115,15 @@ class GroupRecords:
         """Return group id, group type, protocol type and state of every group of the cluster. There is no second
         try."""
         return await self._store.list()
+
+    def is_large(self, record: GroupRecord) -> bool:
+        """Return whether the documents of the group's members are long."""
+        chars = 0
+        for member in record.members:
+            chars += _chars(member.document)
+            if chars > LONG_BYTES:
+                return True
+        return False
 
     def restored(self, record: GroupRecord, now_ms: int, settings: Settings) -> AnyGroup:
         """Return the group with which its machine continues. `now_ms` is monotonic."""
@@ -240,14 +249,15 @@ def _rows(change: GroupChange) -> int:
 
 
 def _chars(document: Document) -> int:
-    """Return about how long a document is. Only strings count, in lists at most two deep, because clients can make only
-    these long."""
-    return sum(len(text) for value in document.values() for text in _texts(value))
-
-
-def _texts(value: object) -> Iterable[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:  # pyright: ignore[reportUnknownVariableType]
-            yield from _texts(item)  # pyright: ignore[reportUnknownArgumentType]
+    """Return how long the strings of a document are. Clients choose only strings as long as they like."""
+    chars = 0
+    values: list[object] = [document]
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            chars += len(value)
+        elif isinstance(value, dict):
+            values.extend(cast("dict[str, object]", value).values())
+        elif isinstance(value, list):
+            values.extend(cast("list[object]", value))
+    return chars

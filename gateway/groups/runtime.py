@@ -93,6 +93,10 @@ class Records(Protocol[GroupT, SettingsT_contra, RecordT]):
 
     async def read_shard(self, shard: int, wanted: Wanted) -> Sequence[RecordT]: ...
 
+    def is_large(self, record: RecordT) -> bool:
+        """Return whether `restored` may take more than a few milliseconds."""
+        ...
+
     def restored(self, record: RecordT, now_ms: int, settings: SettingsT_contra) -> GroupT: ...
 
 
@@ -654,15 +658,26 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
     async def _load(self, slot: Slot[GroupT]) -> None:
         async with self._resuming(slot):
             record = await self._records.read(slot.group_id, self._wanted(slot))
-            if record is not None and not slot.dropped:
-                self._take_over(slot, record)
+            if record is not None:
+                await self._take_over(slot, record)
             elif not slot.dropped:
                 self._newest.take(slot.group_id)
-            slot.loaded = True
+                slot.loaded = True
 
-    def _take_over(self, slot: Slot[GroupT], record: RecordT) -> None:
+    async def _take_over(self, slot: Slot[GroupT], record: RecordT) -> None:
+        """Restore the group in its busy slot. The record may have the subscriptions of very many members; then a
+        thread reads it."""
+        since_ms = self._now_ms()
+        if self._records.is_large(record):
+            restored = self._loop.run_in_executor(self._apart, self._records.restored, record, since_ms, self.settings)
+            group = await restored
+            group = self._machines.of(group).postponed(group, self._now_ms() - since_ms)
+        else:
+            group = self._records.restored(record, since_ms, self.settings)
+        if slot.dropped:
+            return
         slot.loaded = True
-        slot.group = self._records.restored(record, self._now_ms(), self.settings)
+        slot.group = group
         if numbers := self._newest.take(slot.group_id):
             slot.group = self._machines.of(slot.group).with_connection_numbers(slot.group, numbers)
         self._tell(slot.group, slot.group, ())
@@ -679,13 +694,14 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
                 # than this record.
                 if record.group_id not in self._slots and len(self._slots) < self._bounds.groups:
                     slot = Slot(record.group_id, lease, self._machines.missing(record.group_id))
+                    slot.busy = True
                     self._slots[record.group_id] = slot
                     try:
-                        self._take_over(slot, record)
+                        async with self._resuming(slot):
+                            await self._take_over(slot, record)
                     except Exception as error:
                         # A newer release may have stored the group. A request for it reads it again, and is refused.
                         logger.error("group cannot be read", group_id=record.group_id, exc_info=error)
-                        self._drop(slot, ErrorCode.UNKNOWN_SERVER_ERROR)
         except StorageUnavailable:
             # No caller waits any more. The code below handles this case.
             pass

@@ -36,6 +36,9 @@ class Records:
     async def read_shard(self, shard: int, wanted: object) -> Sequence[Record]:
         return [Record(group) for group in self.stored.values()]
 
+    def is_large(self, record: Record) -> bool:
+        return False
+
     def restored(self, record: Record, now_ms: int, settings: Any) -> AnyGroup:
         stored, members = MACHINES.of(record.group), {}
         for member_id in stored.member_ids(record.group):
