@@ -421,7 +421,7 @@ class Archive:
             dead = self._spark.createDataFrame(list(letters), DEAD_LETTER)
         if self._typing is not None and batch.ranges:
             records = self._typing.apply(records, self._stored_type())
-            bad = records.where(F.col("reason").isNotNull()).select(*(field.name for field in DEAD_LETTER.fields))
+            bad = typed.rejected(records)
             dead = bad if dead is None else bad.unionByName(dead)
             records = records.drop("reason")
         if dead is not None:

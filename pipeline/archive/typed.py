@@ -42,7 +42,7 @@ from pyspark.sql.types import (
 
 from pipeline.archive.avro_references import is_declared, is_union
 from pipeline.errors import PipelineError
-from pipeline.schema import DATA, RESCUED
+from pipeline.schema import DATA, DEAD_LETTER, RESCUED
 from pipeline.widening import MOST_DIGITS, fitted, ladder, widen
 
 NO_TYPE = StructType()
@@ -123,12 +123,12 @@ class AvroTyping:
 
     def mistyped(self, records: DataFrame, stored: StructType) -> DataFrame:
         """Return no rows for records that are not Avro of the given schema, because they may have an older schema."""
-        again = self.apply(_set_aside(records), stored).where(F.col("reason").isNull())
+        again = self.apply(_set_aside(records), stored)
         # Compare texts, because Spark cannot compare maps. Null fields are left out, and so are fields that a schema
         # lacks.
         held, told = (F.to_json(F.struct(each.alias(DATA)), EXACT_TIMES) for each in (F.col(_HELD_DATA), F.col(DATA)))
-        alike = held.eqNullSafe(told)
-        return _what(again, F.when(F.col(_HELD_RESCUED).isNotNull() | ~alike, "its data is not what its value says"))
+        unlike = F.col(_HELD_RESCUED).isNotNull() | ~held.eqNullSafe(told)
+        return _what(again, F.when(F.col("reason").isNull() & unlike, "its data is not what its value says"))
 
 
 def all_nulls(schema: str) -> bytes | None:
@@ -205,10 +205,23 @@ def _set_aside(records: DataFrame) -> DataFrame:
 
 
 def _what(frame: DataFrame, what: Column) -> DataFrame:
-    # Spark moves no filter below a column such as `_row`. Otherwise it would replace each name in the condition by its
-    # whole expression, level by level: planning several schemas of a registry took minutes and most of the JVM's heap.
-    rows = frame.select("topic", "partition", "offset", what.alias("what"), F.monotonically_increasing_id().alias(_ROW))
-    return rows.where(F.col("what").isNotNull() & (F.col(_ROW) >= 0)).drop(_ROW)
+    return _chosen(frame.select("topic", "partition", "offset", what.alias("what")), F.col("what").isNotNull())
+
+
+def rejected(typed: DataFrame) -> DataFrame:
+    """Return the rows of `apply` that have a reason, as dead letters."""
+    return _chosen(typed, F.col("reason").isNotNull()).select(*DEAD_LETTER.names)
+
+
+def _chosen(frame: DataFrame, condition: Column) -> DataFrame:
+    """Return the rows that satisfy `condition`.
+
+    Spark moves no filter below a column such as `_row`. Otherwise it would replace each name in the condition by its
+    whole expression, level by level: it would decode each value many times, and planning several schemas of a registry
+    took minutes and most of the JVM's heap.
+    """
+    numbered = frame.withColumn(_ROW, F.monotonically_increasing_id())
+    return numbered.where(condition & (F.col(_ROW) >= 0)).drop(_ROW)
 
 
 def parse(records: DataFrame) -> DataFrame:
@@ -233,7 +246,8 @@ def infer(parsed: DataFrame) -> StructType:
     text = F.col("value").cast(StringType())
     without = F.try_parse_json(F.regexp_replace(text, WHOLE_WITH_EXPONENT, "$1"))
     seen = F.when(text.rlike(WHOLE_WITH_EXPONENT), F.coalesce(without, "parsed")).otherwise(F.col("parsed"))
-    found = parsed.where(F.col("parsed").isNotNull() & F.col("reason").isNull()).agg(F.schema_of_variant_agg(seen))
+    # A filter would move below `parsed`, and parse each value again for each name in its condition.
+    found = parsed.agg(F.schema_of_variant_agg(F.when(F.col("reason").isNull(), seen)))
     text = found.collect()[0][0]
     return _struct(settle(DataType.fromDDL(struct_words(text)))) if text and text.startswith("OBJECT<") else NO_TYPE
 
@@ -305,9 +319,9 @@ def climb(parsed: DataFrame, kind: StructType, *, decimals: bool) -> StructType:
     steps = [step for field in kind.fields for step in _steps(field.dataType, (field.name,), decimals)]
     if not steps:
         return kind
-    good = parsed.where(F.col("parsed").isNotNull() & F.col("reason").isNull())
     asked = [F.max(each.height(F.col("parsed"))).alias(str(at)) for at, each in enumerate(steps)]
-    heights: Any = good.agg(*asked).collect()[0]
+    # A value that is no object has no fields, so it needs no wider column.
+    heights: Any = parsed.agg(*asked).collect()[0]
     for step, height in zip(steps, heights, strict=True):
         kind = _struct(_replaced(kind, step.path, step.ladder[height or 0]))
     return kind

@@ -14,19 +14,20 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.avro.functions import to_avro
 
 from pipeline import table
 from pipeline.archive.framed import RegistryTyping
 from pipeline.archive.registry import Registry
-from pipeline.archive.typed import NO_TYPE, stored_type
+from pipeline.archive.typed import NO_TYPE, AvroTyping, rejected, stored_type
 from pipeline.errors import PipelineError
 from pipeline.kafka import UnreachableError
-from pipeline.schema import DATA, RESCUED
+from pipeline.schema import DATA, RECORD, RESCUED
 from tests.gateway_process import GatewayProcess
 from tests.pipeline import jobs, topics
 
@@ -170,20 +171,55 @@ def test_records_of_several_schemas_share_a_table_and_wait_for_their_registry(
     assert jobs.verify(spark, gateway.bootstrap, out, *typed).code == 0
 
 
-def test_typing_again_plans_each_schema_a_few_times(spark: SparkSession, registry: ARegistry, tmp_path: Path) -> None:
+def optimized(frame: DataFrame) -> str:
+    """Return Spark's optimized plan of a frame."""
+    with redirect_stdout(io.StringIO()) as printed:
+        frame.explain(extended=True)
+    return printed.getvalue().partition("== Optimized Logical Plan ==")[2].partition("== Physical Plan ==")[0]
+
+
+def stored(frame: DataFrame, path: Path) -> DataFrame:
+    """Return the same rows, read from files. Spark computes rows in memory while it optimizes a plan."""
+    frame.write.parquet(str(path))
+    return frame.sparkSession.read.parquet(str(path))
+
+
+def records_of(spark: SparkSession, values: list[bytes], path: Path) -> DataFrame:
+    rows = [("a", 0, at, AT, "create_time", None, value, None, AT.date()) for at, value in enumerate(values)]
+    return stored(spark.createDataFrame(rows, RECORD), path)
+
+
+def test_each_schema_is_planned_a_few_times(spark: SparkSession, registry: ARegistry, tmp_path: Path) -> None:
     registry.schemas = {number: {"schema": OLDER} for number in range(8)}
     [content] = packed(spark, OLDER, "id int", (1,))
-    values = [("orders", 0, number, framed(number, content)) for number in registry.schemas]
-    typing, path = RegistryTyping(Registry(registry.url), evolve=True), str(tmp_path / "typed")
-    given = spark.createDataFrame(values, "topic string, partition int, offset long, value binary")
-    typing.apply(given, NO_TYPE).drop("reason").write.parquet(path)
-    records = spark.read.parquet(path)
-    again = typing.mistyped(records, stored_type(records.schema))
-    with redirect_stdout(io.StringIO()) as printed:
-        again.explain(extended=True)
-    optimized = printed.getvalue().partition("== Optimized Logical Plan ==")[2].partition("== Physical Plan ==")[0]
-    assert len(registry.schemas) <= optimized.count("from_avro") <= 3 * len(registry.schemas)
-    assert again.collect() == []
+    records = records_of(spark, [framed(number, content) for number in registry.schemas], tmp_path / "records")
+    typing, plans = RegistryTyping(Registry(registry.url), evolve=True), list[str]()
+    whole = type(records).collect
+
+    def planned(frame: DataFrame) -> list[Row]:
+        plans.append(optimized(frame))
+        return whole(frame)
+
+    with patch.object(type(records), "collect", planned):
+        typed = typing.apply(records, NO_TYPE)
+    plans += [optimized(typed), optimized(rejected(typed))]
+    archived = stored(typed.drop("reason"), tmp_path / "typed")
+    again = typing.mistyped(archived, stored_type(archived.schema))
+    plans.append(optimized(again))
+    assert len(registry.schemas) <= max(plan.count("from_avro") for plan in plans) <= 3 * len(registry.schemas)
+    assert again.collect() == rejected(typed).collect() == []
+
+
+def test_value_of_avro_is_decoded_once_to_find_dead_letters(spark: SparkSession, tmp_path: Path) -> None:
+    names = [f"f{number}" for number in range(20)]
+    schema = record(*({"name": name, "type": ["null", "int"]} for name in names))
+    packed_rows = packed(spark, schema, ", ".join(f"{name} int" for name in names), (None,) * 19 + (1,))
+    typing, records = AvroTyping(schema, framed=False), records_of(spark, packed_rows, tmp_path / "records")
+    typed = typing.apply(records, NO_TYPE)
+    archived = stored(typed.drop("reason"), tmp_path / "typed")
+    again = typing.mistyped(archived, stored_type(archived.schema))
+    assert [optimized(frame).count("from_avro") for frame in (rejected(typed), again)] == [1, 1]
+    assert again.collect() == rejected(typed).collect() == []
 
 
 def test_small_decimals_floats_and_local_times_of_avro_are_exact(spark: SparkSession, registry: ARegistry) -> None:
