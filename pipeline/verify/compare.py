@@ -102,11 +102,13 @@ def work_frame(spark: SparkSession, work: Sequence[Range]) -> DataFrame:
 def rounds(work: Sequence[Range], offsets: int) -> Iterator[list[Range]]:
     """Yield `work` in its order, in lists of at least `offsets` offsets each. The last list may have fewer."""
     some: list[Range] = []
+    left = offsets
     for each in work:
         some.append(each)
-        if sum(part.records for part in some) >= offsets:
+        left -= each.records
+        if left <= 0:
             yield some
-            some = []
+            some, left = [], offsets
     if some:
         yield some
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -172,6 +173,13 @@ def test_rounds_keep_every_piece_in_order() -> None:
     work = [Range("a", partition, 0, records) for partition, records in enumerate((5, 5, 30, 1, 2))]
     assert list(rounds(work, 10)) == [work[:2], [work[2]], work[3:]]
     assert list(rounds([], 10)) == []
+
+
+def test_rounds_of_many_small_pieces_do_not_take_the_square_of_their_number() -> None:
+    work = [Range("a", partition, 0, 1) for partition in range(20_000)]
+    began = time.thread_time()
+    assert list(rounds(work, 10**9)) == [work]
+    assert time.thread_time() - began < 2
 
 
 # --- replay ---------------------------------------------------------------------------------------------------------
