@@ -137,6 +137,7 @@ class Archive:
         self._starting: dict[Partition, int] = {}
         self._settings: dict[str, dict[str, str]] = {}
         self._asked_settings: set[str] = set()
+        self._group_ends: dict[Partition, int] = {}
         self._planned_before = False
         self._letters_may_be_ahead = True
         """True if an earlier run or a failed attempt may have committed the dead letters of a batch, and no records."""
@@ -482,11 +483,13 @@ class Archive:
         self._figures.batch(rows, seconds)
         for log in planned.logs:
             self._figures.lag(log.topic, log.partition, log.end - positions.get((log.topic, log.partition), log.start))
-        if self._arguments.group and rows:
-            keys = {(each.topic, each.partition) for each in planned.batch.ranges}
-            ends = {key: positions[key] for key in sorted(keys & positions.keys())}
+        if self._arguments.group:
+            keys = sorted({(log.topic, log.partition) for log in planned.logs} & positions.keys())
+            # An earlier run may have ended between the commit of its last batch and that of the group.
+            ends = {key: positions[key] for key in keys if self._group_ends.get(key) != positions[key]}
             try:
                 self._cluster.commit(self._arguments.group, ends)
+                self._group_ends |= ends
             except KafkaException as error:
                 # The records are committed; only the offsets of the consumer group are behind.
                 self._lines.say(

@@ -173,6 +173,32 @@ def test_progress_is_committed_as_a_groups_offsets(spark: SparkSession, gateway:
     assert Cluster(gateway.bootstrap).group_offsets(f"lag-of-{topic}") == {(topic, 0): 20, (topic, 1): 20}
 
 
+def test_group_that_is_named_later_gets_the_progress_without_new_records(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 2)
+    topics.fill(gateway.bootstrap, topic, topics.records(40, 2))
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic, "--group", f"lag-of-{topic}")
+    assert Cluster(gateway.bootstrap).group_offsets(f"lag-of-{topic}") == {(topic, 0): 20, (topic, 1): 20}
+
+
+def test_group_is_not_behind_a_batch_of_an_aborted_transaction(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 1)
+    producer = Producer({"bootstrap.servers": gateway.bootstrap, "transactional.id": topic})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(topic, b"v", partition=0)
+    producer.flush(60)
+    producer.abort_transaction(60)
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic, "--group", f"lag-of-{topic}")
+    [log] = Cluster(gateway.bootstrap).logs([topic])
+    assert held(spark, out) == 0
+    assert Cluster(gateway.bootstrap).group_offsets(f"lag-of-{topic}") == {(topic, 0): log.end}
+
+
 def test_what_was_removed_before_it_was_archived_stops_the_job_or_is_named(
     spark: SparkSession, gateway: GatewayProcess, out: str
 ) -> None:
@@ -559,6 +585,24 @@ def test_repair_keeps_records_that_compaction_has_removed_from_the_topic(
     jobs.repair(spark, gateway.bootstrap, out, "--ranges", f"{topic}-0:0-29")
     assert [row.offset for row in table.read(spark, out).orderBy("offset").collect()] == list(range(30))
     assert jobs.verify(spark, gateway.bootstrap, out).code == 0
+
+
+def test_repair_beside_an_archive_of_the_same_day_keeps_the_records_of_both(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic, whole = topics.fresh(gateway.bootstrap, 1), table.replace
+    topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    spark.sql(f"DELETE FROM delta.`{out}` WHERE offset = 5").collect()
+
+    def overtaken(*given: Any) -> None:
+        topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
+        jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+        whole(*given)
+
+    with patch.object(table, "replace", overtaken):
+        jobs.repair(spark, gateway.bootstrap, out, "--ranges", f"{topic}-0:5")
+    assert [row.offset for row in table.read(spark, out).orderBy("offset").collect()] == list(range(40))
 
 
 def test_small_files_are_merged_and_the_archive_stays_what_it_was(
