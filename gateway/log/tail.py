@@ -33,6 +33,9 @@ DOUBTFUL_AGE_S = 1.5
 """Maximum age of a known high watermark while another node may append without announcing it. Watched partitions are
 read more often than that."""
 
+START_AGE_S = 10.0
+"""Maximum age of a known log start while there are other nodes: DeleteRecords or retention may move it there."""
+
 MAX_ABORTED_LOOKED_AT = 5_000
 """Aborted transactions that a read looks through. If there are more, Postgres does it."""
 
@@ -460,6 +463,8 @@ class Tail:
         if len(entries) == first or offset > entries[-1].last_offset:
             if offset == known.high_watermark and partition.is_verified(now_s, max_age_s):
                 return TailRead(known, (), 0)
+            return None
+        if now_s > partition.verified_at + START_AGE_S and self._trusted_until_s != float("inf"):
             return None
         if offset < entries[first].base_offset:
             return None

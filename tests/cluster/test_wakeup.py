@@ -6,7 +6,9 @@ import asyncio
 import statistics
 import time
 
+from protocol.errors import ErrorCode
 from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from protocol.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from protocol.messages.delete_topics import DeleteTopicsRequest
 from protocol.messages.metadata import MetadataRequest
 from tests.cluster.conftest import Cluster, metric
@@ -97,3 +99,22 @@ async def test_topics_appear_and_disappear_on_every_node_within_a_moment(cluster
         for client in clients:
             await client.close()
     print(f"visible on all nodes: longest of {len(took)} {max(took) * 1000:.0f} ms")
+
+
+async def test_records_deleted_through_one_node_are_soon_gone_on_another(cluster: Cluster) -> None:
+    """The other node has appended the records, and holds them in memory."""
+    a, b = cluster(2)
+    async with await WireClient.connect(a.bootstrap) as on_a, await WireClient.connect(b.bootstrap) as on_b:
+        topic = fresh("t")
+        await create_topic(on_a, topic)
+
+        async def code() -> int:
+            answer = await on_b.send(fetch(topic, 0, max_wait_ms=0), 11)
+            return answer.responses[0].partitions[0].error_code
+
+        await on_b.send(produce(topic), 9)
+        assert await code() == ErrorCode.NONE
+        all_of_it = DeleteRecordsPartition(partition_index=0, offset=-1)
+        asked = DeleteRecordsTopic(name=topic, partitions=(all_of_it,))
+        await on_a.send(DeleteRecordsRequest(topics=(asked,), timeout_ms=10_000), 2)
+        await until(code, "the record is gone", holds=lambda found: found == ErrorCode.OFFSET_OUT_OF_RANGE)

@@ -15,6 +15,7 @@ from gateway.log.tail import (
     DOUBTFUL_AGE_S,
     ENTRY_OVERHEAD_BYTES,
     MAX_ABORTED_LOOKED_AT,
+    START_AGE_S,
     Tail,
     TailRead,
     Watch,
@@ -257,6 +258,18 @@ def test_end_is_not_trusted_after_the_registration_expired() -> None:
     assert tail.doubtful(60.0)
     tail.trust_until(65.0)
     assert is_believed(tail, 64.9)
+
+
+def test_records_that_another_node_may_have_removed_are_served_for_a_bounded_time() -> None:
+    alone, tail = Tail(10**6), Tail(10**6)
+    tail.trust_until(FOREVER_S)
+    for each in (alone, tail):
+        append(each, P0, 0)
+    assert tail.read(P0, 0, 10**6, at_least_one=True, now_s=START_AGE_S) is not None
+    assert tail.read(P0, 0, 10**6, at_least_one=True, now_s=START_AGE_S + 0.1) is None
+    assert alone.read(P0, 0, 10**6, at_least_one=True, now_s=START_AGE_S + 0.1) is not None
+    tail.observe(P0, state(0, 1), START_AGE_S + 0.1)
+    assert tail.read(P0, 0, 10**6, at_least_one=True, now_s=START_AGE_S + 0.2) is not None
 
 
 def test_announced_end_is_trusted_until_it_is_read() -> None:
