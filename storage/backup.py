@@ -101,7 +101,6 @@ async def back_up(url: str, store: ByteStore | None, target: Path, *, programs: 
     """
     marker = await _marker(store)
     with _alone(target):
-        await asyncio.to_thread(_prepare, target, marker)
         async with translated_errors():
             connection = await _connect(url)
             try:
@@ -112,6 +111,8 @@ async def back_up(url: str, store: ByteStore | None, target: Path, *, programs: 
                         f"{names}: a captured table among Sluice's own tables cannot be restored. "
                         f'Move it: "alter table … set schema public"'
                     )
+                cluster_id: str = await connection.fetchval(statement("cluster_id"))
+                await asyncio.to_thread(_prepare, target, marker, cluster_id)
                 await connection.execute(statement("lock_deletion_shared"))
                 async with connection.transaction(isolation="repeatable_read", readonly=True):
                     # Take this lock before the first query takes the snapshot. From then on no slot is emptied.
@@ -126,7 +127,7 @@ async def back_up(url: str, store: ByteStore | None, target: Path, *, programs: 
                     copied_segments, copied_bytes = await _copy_segments(store, target, used)
             finally:
                 await connection.close()
-        dump_bytes = await asyncio.to_thread(_finish, target, used)
+        dump_bytes = await asyncio.to_thread(_finish, target, used, cluster_id)
     return BackupReport(len(used), copied_segments, copied_bytes, dump_bytes)
 
 
@@ -223,7 +224,8 @@ def _alone(target: Path) -> Generator[None]:
         os.close(lock_fd)
 
 
-def _prepare(target: Path, marker: bytes | None) -> None:
+def _prepare(target: Path, marker: bytes | None, cluster_id: str) -> None:
+    _refuse_another_cluster(target, cluster_id)
     try:
         if not make_directory(target / LOG):
             _refuse_others(target / LOG, lambda name: name.endswith(".segment") or name in _LOG_NAMES)
@@ -233,11 +235,26 @@ def _prepare(target: Path, marker: bytes | None) -> None:
             raise StorageError(f"{target} holds the backup of another database: give another directory")
         if marker is not None:
             write_file(there, marker)
-        (target / MANIFEST).unlink(missing_ok=True)
-        # The copies of the earlier backup change only after its manifest is durably gone.
-        sync_directory(target)
     except OSError as error:
         raise StorageError(f"cannot write to {target}: {error.strerror or error}") from error
+
+
+def _refuse_another_cluster(target: Path, cluster_id: str) -> None:
+    """Refuse a target with a finished backup of another cluster. If all bytes are inline, no marker names the
+    database."""
+    try:
+        earlier = read_manifest(target)
+    except StorageError:
+        return  # no finished backup can be lost
+    if earlier.get("cluster_id", cluster_id) != cluster_id:
+        raise StorageError(f"{target} holds the backup of another database: give another directory")
+
+
+def _end_earlier(target: Path) -> None:
+    """Remove the manifest of an earlier backup, durably, before its files change. A backup that fails before leaves
+    the earlier one whole."""
+    (target / MANIFEST).unlink(missing_ok=True)
+    sync_directory(target)
 
 
 def _of_one_store(earlier: bytes, marker: bytes | None, target: Path) -> bool:
@@ -269,8 +286,11 @@ def _remove_reused(target: Path, created_us: Mapping[int, int]) -> None:
     copies, times = SegmentDirectory(target / LOG), target / LOG / TIMES
     present = {f"{object_id:016x}": time_us for object_id, time_us in created_us.items()}
     try:
-        for object_id in created_us.keys() - _of_same_time(times, present):
-            copies.path(object_id).unlink(missing_ok=True)
+        reused = [copies.path(each) for each in created_us.keys() - _of_same_time(times, present)]
+        if any(path.exists() for path in reused):
+            _end_earlier(target)
+        for path in reused:
+            path.unlink(missing_ok=True)
         sync_directory(target / LOG)
         write_file(times, json.dumps(present).encode())
     except OSError as error:
@@ -309,6 +329,7 @@ async def _copy_segments(store: ByteStore | None, target: Path, used: dict[int, 
             copied += 1
             copied_bytes += end - done
             await _copy_object(store, object_id, path, done, end)
+        _end_earlier(target)
         for segment in copies.found():
             if segment.object_id not in used:
                 copies.delete(segment.object_id)
@@ -340,11 +361,12 @@ async def _copy_object(store: ByteStore, object_id: int, target: Path, start: in
         start += size_bytes
 
 
-def _finish(target: Path, used: dict[int, int]) -> int:
+def _finish(target: Path, used: dict[int, int], cluster_id: str) -> int:
     segments = {f"{object_id:016x}": end for object_id, end in used.items()}
+    manifest = {"format": FORMAT, "cluster_id": cluster_id, "segments": segments}
     try:
         (target / f"{DUMP}.new").rename(target / DUMP)
-        write_file(target / MANIFEST, json.dumps({"format": FORMAT, "segments": segments}).encode())
+        write_file(target / MANIFEST, json.dumps(manifest).encode())
         sync_directory(target)
         return (target / DUMP).stat().st_size
     except OSError as error:
@@ -444,15 +466,17 @@ async def _load(url: str, dump: Path, version: int, changes: Sequence[str], prog
     try:
         loading = await _start(
             "psql",
-            *("--no-psqlrc", "--quiet", "--set", "ON_ERROR_STOP=1", "--single-transaction", "--file", "-"),
+            *("--no-psqlrc", "--quiet", "--set", "ON_ERROR_STOP=1", "--file", "-"),
             programs=programs,
             url=url,
             given=asyncio.subprocess.PIPE,
         )
         await _pass_on(reading, loading, version, changes)
-        # psql commits only at the end of its input. So make certain first that the dump was read to its end.
+        # If this process is killed, psql sees the end of its input. So psql commits only by a command of its own, which
+        # follows when the dump was read to its end.
         await _finished(reading)
         assert loading.process.stdin is not None
+        loading.process.stdin.write(b"commit;\n")
         loading.process.stdin.close()
         await _finished(loading)
     finally:
@@ -472,7 +496,7 @@ async def _pass_on(reading: _Program, loading: _Program, version: int, changes: 
             definitions += line
             if line.startswith(b"COPY "):
                 break
-        target.write(for_server(bytes(definitions), version))
+        target.write(b"begin;\n" + for_server(bytes(definitions), version))
         while piece := await script.read(_PIPE_BYTES):
             target.write(piece)
             await target.drain()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -341,6 +342,59 @@ exec {real / name} "$@"
     return programs
 
 
+async def test_a_backup_of_another_cluster_without_a_store_is_refused(
+    database_url: str, database: Database, postgres: Databases, tmp_path: Path
+) -> None:
+    """If all bytes are inline, a backup has no marker of a store."""
+    target = tmp_path / "backup"
+    await back_up(database_url, None, target)
+    url = postgres.create(EMPTY)
+    other = await Database.open(url, hot_connections=1, cold_connections=1)
+    try:
+        await migrate(other)
+        with pytest.raises(StorageError, match="another database"):
+            await back_up(url, None, target)
+    finally:
+        await other.close()
+        postgres.drop(url)
+    assert read_manifest(target)["cluster_id"] == await database.cold.fetch_value("select cluster_id from cluster")
+    await back_up(database_url, None, target)
+
+
+@pytest.mark.parametrize("failing", ["the dump", "a segment"])
+async def test_a_backup_that_fails_leaves_the_earlier_one_whole(
+    database_url: str,
+    log: LogStore,
+    directory: SegmentDirectory,
+    key: PartitionKey,
+    postgres: Databases,
+    recorded: Path,
+    tmp_path: Path,
+    failing: str,
+) -> None:
+    target = tmp_path / "backup"
+    await append(log, new_batch(key, size_bytes=300_000))
+    await back_up(database_url, directory, target)
+    await append(log, new_batch(key, size_bytes=300_000))
+    if failing == "the dump":
+        (recorded / "pg_dump").write_text("#!/bin/sh\necho 'no space left on device' >&2\nexit 1\n")
+    else:
+        newest = directory.path(max(found.object_id for found in directory.found()))
+        os.truncate(newest, 0)
+    with pytest.raises(StorageError, match=r"no space left|is shorter"):
+        await back_up(database_url, directory, target)
+    url = postgres.create(EMPTY)
+    other = await Database.open(url, hot_connections=1, cold_connections=1)
+    try:
+        await restore(url, tmp_path / "restored", target)
+        await migrate(other)
+        report = await check(other, await open_store(other, tmp_path / "restored"))
+        assert (report.size_bytes, report.wrong) == (300_000, [])
+    finally:
+        await other.close()
+        postgres.drop(url)
+
+
 async def test_no_argument_list_contains_the_password(
     database_url: str, database: Database, postgres: Databases, recorded: Path, tmp_path: Path
 ) -> None:
@@ -459,6 +513,47 @@ async def test_a_dump_that_cannot_be_read_to_its_end_leaves_the_database_empty(
     try:
         with pytest.raises(StorageError, match=r"pg_restore failed: .*end of file"):
             await restore(url, None, target)
+        assert not await connection.fetchval("select exists (select from pg_namespace where nspname = 'sluice')")
+    finally:
+        await connection.close()
+        postgres.drop(url)
+
+
+RESTORE = """
+import asyncio, sys
+from pathlib import Path
+from storage.backup import restore
+
+asyncio.run(restore(sys.argv[1], None, Path(sys.argv[2]), programs=Path(sys.argv[3])))
+"""
+
+
+async def test_a_restore_that_is_killed_during_the_load_leaves_the_database_empty(
+    database_url: str, database: Database, postgres: Databases, recorded: Path, tmp_path: Path
+) -> None:
+    """psql outlives the restore, and sees the end of its input."""
+    await back_up(database_url, None, tmp_path / "backup")
+    (recorded / "pg_restore").write_text(
+        f"""#!/bin/sh
+{bin_directory() / "pg_restore"} "$@" | sed '/^\\\\\\.$/q'
+until grep -q '^\\\\\\.$' "${{0%/*}}/psql.input"; do sleep 0.01; done
+kill -9 $PPID
+"""
+    )
+    (recorded / "psql").write_text(
+        f"""#!/bin/sh
+tee "$0.input" | {bin_directory() / "psql"} "$@"
+touch "$0.ended"
+"""
+    )
+    url = postgres.create(EMPTY)
+    connection = await asyncpg.connect(url)
+    try:
+        killed = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", RESTORE, url, str(tmp_path / "backup"), str(recorded)
+        )
+        assert await killed.wait() == -signal.SIGKILL
+        await until((recorded / "psql.ended").exists)
         assert not await connection.fetchval("select exists (select from pg_namespace where nspname = 'sluice')")
     finally:
         await connection.close()
