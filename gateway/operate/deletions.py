@@ -7,7 +7,6 @@ waiting, and the next holder of the lease knows of it. A topic whose owner died 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 import structlog
@@ -44,11 +43,11 @@ class Deletions:
 
     async def run(self) -> None:
         """Delete until nothing is due or the lease is gone. Topics take turns, so that a large topic does not delay
-        small ones. Raise StorageError if Postgres does not respond.
+        small ones, nor one that is deleted in the meantime. Raise StorageError if Postgres does not respond.
         """
-        while waiting := deque(await self._store.due(TOPICS_PER_LOOK)):
-            while waiting:
-                lease, topic = self._lease(), waiting.popleft()
+        while waiting := await self._store.due(TOPICS_PER_LOOK):
+            for topic in waiting:
+                lease = self._lease()
                 if lease is None:
                     return
                 try:
@@ -60,8 +59,6 @@ class Deletions:
                 if turn.gone:
                     self._count_gone()
                     logger.info("deleted topic's data removed", topic=topic.name, topic_id=str(topic.topic_id))
-                else:
-                    waiting.append(topic)
 
     async def _put_off(self, topic: DueDeletion, error: str, lease: CoordinatorLease) -> bool:
         """Postpone the topic. Return False if another node holds the lease by now."""

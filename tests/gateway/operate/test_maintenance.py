@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -25,7 +26,8 @@ from gateway.security.delegation import DelegationTokens
 from protocol.errors import ErrorCode
 from storage.chunks import Chunk
 from storage.compaction import CompactionRun, CompactionStore, DirtyRange
-from storage.deletion import DeletionStore
+from storage.deletion import DeletionStore, Turn
+from storage.deletion import Steps as DeletionSteps
 from storage.errors import StorageError
 from storage.groups import GroupStore
 from storage.mover import Mover
@@ -139,6 +141,34 @@ async def test_a_deleted_topic_leaves_nothing(node: DataPlane, database_url: str
     await maintenance(node).deletions.run()
     for table in ("chunk", "partition", "topic"):
         assert await count_rows(database_url, table) == 0
+
+
+async def test_a_topic_deleted_during_the_deletion_of_a_large_one_does_not_wait_for_it(node: DataPlane) -> None:
+    large, small = [await node.create_topic(name) for name in ("large", "small")]
+    await node.fill(large, [300] * 40)
+    gone: list[str] = []
+
+    async def hide(topic: Topic) -> None:
+        await node.delete_topic(topic)
+        await node.catalog.refresh_if_changed()
+        await node.membership.renew()
+
+    class Interrupted(DeletionStore):
+        """Deletes the small topic during the first turn of the large one."""
+
+        async def advance(self, topic_id: UUID) -> Turn:
+            turn = await super().advance(topic_id)
+            if topic_id == large.topic_id and node.catalog.get(small.name) is not None:
+                await hide(small)
+            if turn.gone:
+                gone.append("large" if topic_id == large.topic_id else "small")
+            return turn
+
+    node.membership.connect(catalog_revision=lambda: node.catalog.revision)
+    await hide(large)
+    steps = DeletionSteps(statements=3, chunks=1)
+    await Deletions(Interrupted(node.database, steps), lambda: LEASE).run()
+    assert gone == ["small", "large"]
 
 
 async def count_rows(url: str, table: str) -> int:
