@@ -161,6 +161,8 @@ def _context(path: str, properties: Mapping[str, str]) -> ssl.SSLContext:
     for kind in ("ssl.truststore.type", "ssl.keystore.type"):
         if properties.get(kind, "PEM") != "PEM":
             raise CommandError(f"{path}: {kind}: only PEM is read")
+    if "ssl.keystore.key" in properties:
+        raise CommandError(f"{path}: ssl.keystore.key is not read: name a file with the key by ssl.keystore.location")
     try:
         context = ssl.create_default_context(
             cafile=properties.get("ssl.truststore.location"), cadata=properties.get("ssl.truststore.certificates")

@@ -11,6 +11,8 @@ import pytest
 from confluent_kafka import KafkaError
 
 from gateway.cli import main
+from gateway.commands.errors import CommandError
+from gateway.commands.security import read_properties
 from tests.clients.acls import ME, delivered
 from tests.commands.terminal import Prompt, produce
 from tests.commands.terminal import topic as topic
@@ -251,3 +253,10 @@ def test_users_are_managed_by_a_broker(
     assert user not in admin("users", "list")
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
     assert "the password is empty" in admin("users", "add", user, "--password-stdin", code=1)
+
+
+def test_a_key_as_text_in_a_properties_file_is_refused_with_the_next_step(tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("security.protocol=SSL\nssl.keystore.key=-----BEGIN PRIVATE KEY-----\n")
+    with pytest.raises(CommandError, match="name a file with the key"):
+        read_properties(str(file))
