@@ -296,8 +296,14 @@ def _all_partitions(cluster: Cluster, names: Collection[str]) -> set[TopicPartit
     }
 
 
-def committed(cluster: Cluster, group_id: str) -> dict[TopicPartition, Commit]:
-    """Return the commits of a group; none if the group does not exist."""
+def committed(
+    cluster: Cluster, group_id: str, *, unstable: set[TopicPartition] | None = None
+) -> dict[TopicPartition, Commit]:
+    """Return the commits of a group; none if the group does not exist.
+
+    If `unstable` is given, add the partitions whose offsets an open transaction is about to replace. They have no
+    commit in the result.
+    """
     from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
 
     def code(response: OffsetFetchResponse) -> int:
@@ -306,17 +312,20 @@ def committed(cluster: Cluster, group_id: str) -> dict[TopicPartition, Commit]:
     response = cluster.ask_coordinator(
         OffsetFetchResponse,
         group_id,
-        OffsetFetchRequest(group_id=group_id, topics=None),
+        OffsetFetchRequest(group_id=group_id, topics=None, require_stable=unstable is not None),
         code,
         at_most=_OFFSET_FETCH_OF_ONE_GROUP,
     )
     refuse(response.error_code, f"offsets of group {group_id}", needs=f"--operation describe --group {group_id}")
-    return {
-        (topic.name, partition.partition_index): Commit(partition.committed_offset, partition.metadata or "")
-        for topic in response.topics
-        for partition in topic.partitions
-        if not partition.error_code and partition.committed_offset >= 0
-    }
+    found: dict[TopicPartition, Commit] = {}
+    for topic in response.topics:
+        for partition in topic.partitions:
+            key = (topic.name, partition.partition_index)
+            if partition.error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT and unstable is not None:
+                unstable.add(key)
+            elif not partition.error_code and partition.committed_offset >= 0:
+                found[key] = Commit(partition.committed_offset, partition.metadata or "")
+    return found
 
 
 def reset_offsets(cluster: Cluster, given: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from gateway.commands.security import read_properties
 from gateway.commands.topic_changes import settings
 from gateway.config.settings import Configuration
 from gateway.mirror.copier import Copier, Target
-from gateway.mirror.groups import copy_groups
+from gateway.mirror.groups import COMPLETE, copy_groups
 from gateway.mirror.log_target import LogTarget
 from gateway.mirror.produce_target import ProduceTarget
 from gateway.mirror.source import Source, matches
@@ -81,9 +81,12 @@ def add_mirror(parser: argparse.ArgumentParser, configuration: Configure) -> Non
 
 
 def _run(given: argparse.Namespace, configuration: Configuration) -> int:
+    given.once = given.once or given.verify
     try:
         return asyncio.run(_mirror(given, configuration))
     except KeyboardInterrupt:
+        if given.once:
+            raise  # the copy is not complete
         return 0
     except (CommandError, StorageError, EmbeddedPostgresError) as error:
         remark(" ".join(str(error).split()))
@@ -136,7 +139,7 @@ async def _copy(given: argparse.Namespace, source: Source, target: Cluster, make
     """Copy until the end, if an end was given. If a broker or database is unavailable, wait for it and resume at the
     target's position.
     """
-    once = bool(given.once or given.verify)
+    once = bool(given.once)
     while True:
         try:
             return await _copy_from_position(given, source, target, make(), once=once)
@@ -153,9 +156,11 @@ async def _copy_from_position(
     copier = Copier(source, into, _warn)
     while True:
         topics = await asyncio.to_thread(source.topics, given.topics)
-        if once and not topics:
-            raise CommandError(f"no topic of the source matches {' '.join(given.topics)}")
-        await asyncio.to_thread(ensure_topics, source.cluster, target, topics, _warn)
+        missing = [glob for glob in given.topics if not any(matches(topic.name, (glob,)) for topic in topics)]
+        if once and missing:
+            raise CommandError(f"no topic of the source matches {' '.join(missing)}")
+        copied = {topic for topic, _ in copier.progress}
+        await asyncio.to_thread(ensure_topics, source.cluster, target, topics, copied, _warn)
         await copier.begin(topics, demands_all=once)
         if once:
             await copier.copy_to(await copier.ends())
@@ -168,7 +173,14 @@ async def _copy_from_position(
             for glob in given.groups:
                 if not any(matches(str(row["group"]), (glob,)) for row in groups):
                     _warn(f"no group with offsets in these topics matches {glob}")
-            return EXIT_FAILED if copier.is_held_back or any(row["result"] != "same" for row in compared) else 0
+            for row in groups:
+                if row["result"] == "waits":
+                    _warn(
+                        f"group {row['group']} of the source commits offsets in an open transaction, and they are not "
+                        "copied: run this again when the transaction has ended"
+                    )
+            is_whole = not copier.is_held_back and all(row["result"] in COMPLETE for row in groups)
+            return 0 if is_whole and all(row["result"] == "same" for row in compared) else EXIT_FAILED
 
 
 async def _verified(source: Cluster, target: Cluster, copier: Copier, copied: Target) -> list[Row]:

@@ -112,6 +112,8 @@ class Copier:
         newest = await asyncio.to_thread(log.high_watermarks, self._source.cluster, keys)
         ends = {key: found.end for key, found in (await self._bounds(keys)).items()}
         for (topic, partition), end in ends.items():
+            if end < (position := self.progress[topic, partition].next_offset):
+                raise _lost_records((topic, partition), end, position)
             if newest.get((topic, partition), end) > end:
                 self.is_held_back = True
                 self._warn(
@@ -184,10 +186,14 @@ class Copier:
         topic, partition = key
         found = (await self._bounds([key]))[key]
         if found.start <= progress.next_offset:
-            raise CommandError(
-                f"{topic}[{partition}] of the source ends at {found.end}, before offset {progress.next_offset} that "
-                "was copied: the source has lost records. Delete the topic in the target and mirror it anew"
-            )
+            raise _lost_records(key, found.end, progress.next_offset)
         lost = f"offsets {progress.next_offset} to {found.start - 1}"
         self._warn(f"{topic}[{partition}]: {lost} were removed from the source before they were copied")
         progress.next_offset = found.start
+
+
+def _lost_records(key: TopicPartition, end: int, position: int) -> CommandError:
+    return CommandError(
+        f"{key[0]}[{key[1]}] of the source ends at {end}, before offset {position} that was copied: the source has "
+        "lost records. Delete the topic in the target and mirror it anew"
+    )

@@ -14,11 +14,14 @@ from gateway.commands.group_views import listed_groups
 from gateway.commands.groups import Commit, commit_offsets, committed
 from gateway.commands.log import TopicPartition
 from gateway.commands.render import Row
+from gateway.mirror.batches import MAX_OFFSET
 from gateway.mirror.source import matches
 from gateway.mirror.topics import Warn
 
 GROUP_PREFIX = "sluice-mirror-"
 """Names of groups in which mirrors keep their positions (`produce_target.py`). They are not copied."""
+COMPLETE = frozenset({"moved", "current"})
+"""Results of groups of which nothing is left to copy."""
 
 Translate = Callable[[TopicPartition, int], int | None]
 """Returns the target's offset for a source's offset. None: the partition is not copied, or not up to that offset."""
@@ -28,17 +31,20 @@ def copy_groups(source: Cluster, target: Cluster, globs: Sequence[str], translat
     """Commit the offsets of the groups that match one of the patterns, and return a row per group.
 
     A group that has members in the target is left alone, and so is one whose commit the target refuses for another
-    reason that does not pass by itself. Share groups keep their positions elsewhere and are skipped.
+    reason that does not pass by itself. An offset that an open transaction is about to replace is not copied. Share
+    groups keep their positions elsewhere and are skipped.
     """
     rows: list[Row] = []
-    for group in listed_groups(source):
-        group_id = str(group["group"])
+    # A group that moves while the brokers are asked one after the other may be in none of their answers.
+    listed = {str(row["group"]): row for _ in range(2) for row in listed_groups(source)}
+    for group_id, group in sorted(listed.items()):
         if group["type"] == "share" or group_id.startswith(GROUP_PREFIX) or not matches(group_id, globs):
             continue
         present = committed(target, group_id)
         moves: dict[TopicPartition, Commit] = {}
         copied = 0
-        for key, commit in committed(source, group_id).items():
+        unstable: set[TopicPartition] = set()
+        for key, commit in committed(source, group_id, unstable=unstable).items():
             offset = translate(key, commit.offset)
             if offset is None:
                 continue
@@ -55,6 +61,9 @@ def copy_groups(source: Cluster, target: Cluster, globs: Sequence[str], translat
             except CommandError as error:
                 warn(f"in the target, {error}")
                 result = "skipped"
-        if copied:
+        waits = any(translate(key, MAX_OFFSET) is not None for key in unstable)
+        if waits and result != "skipped":
+            result = "waits"
+        if copied or waits:
             rows.append({"group": group_id, "partitions": copied, "moved": len(moves), "result": result})
     return rows

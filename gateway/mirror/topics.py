@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gateway.commands.client import Cluster
+from gateway.commands.configs import DEFAULT_CONFIG
 from gateway.commands.errors import CommandError
 from gateway.commands.refusals import reason
 from gateway.commands.topic_changes import DYNAMIC_TOPIC_CONFIG, settings
@@ -19,22 +20,31 @@ from protocol.messages.create_topics import (
     CreateTopicsResponse,
 )
 
+_LIFETIME = frozenset({"cleanup.policy", "retention.ms", "retention.bytes"})
+"""Settings that decide how long records stay. They are copied even if they come from the settings of the source's
+brokers. Otherwise the target might remove records that it has just received."""
 _DEFAULT_REPLICATION = -1
 _CHANGE_WAIT_MS = 30_000
 
 Warn = Callable[[str], None]
 
 
-def ensure_topics(source: Cluster, target: Cluster, topics: Sequence[SourceTopic], warn: Warn) -> None:
+def ensure_topics(
+    source: Cluster, target: Cluster, topics: Sequence[SourceTopic], copied: Collection[str], warn: Warn
+) -> None:
     """Create each topic that the target lacks, and add the partitions that an existing one lacks.
 
     A setting that the target refuses is left out and named by `warn`. Settings of existing topics stay. Raise
-    CommandError if a topic cannot be created or has more partitions in the target.
+    CommandError if a topic cannot be created, has more partitions in the target, or is among the topics that are
+    `copied` already and was deleted there.
     """
     present = {topic.name: len(topic.partitions) for topic in target.metadata().topics}
     for topic in topics:
         wanted, has = len(topic.partitions), present.get(topic.name)
         if has is None:
+            # A broker that has just started may not know the topic yet. Then the topic cannot be created.
+            if topic.name in copied and not _ask(target, topic, {}, validate_only=True).error_code:
+                raise CommandError(f"topic {topic.name} was deleted in the target while it is mirrored: run this again")
             _create(source, target, topic, warn)
         elif has < wanted:
             _add_partitions(target, topic.name, wanted)
@@ -49,7 +59,7 @@ def _create(source: Cluster, target: Cluster, topic: SourceTopic, warn: Warn) ->
     configs = {
         config.name: config.value
         for config in settings(source, topic.name)
-        if config.config_source == DYNAMIC_TOPIC_CONFIG and config.value is not None
+        if config.value is not None and _is_copied(config.name, config.config_source)
     }
     result = _ask(target, topic, configs)
     if result.error_code == ErrorCode.INVALID_CONFIG:
@@ -62,6 +72,10 @@ def _create(source: Cluster, target: Cluster, topic: SourceTopic, warn: Warn) ->
         result = _ask(target, topic, configs)
     if result.error_code not in (0, ErrorCode.TOPIC_ALREADY_EXISTS):
         raise CommandError(f"topic {topic.name}: {reason(result.error_code, result.error_message)}")
+
+
+def _is_copied(name: str, origin: int) -> bool:
+    return origin == DYNAMIC_TOPIC_CONFIG or (name in _LIFETIME and origin != DEFAULT_CONFIG)
 
 
 def _ask(

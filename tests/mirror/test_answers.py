@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import uuid
 from collections.abc import Callable
@@ -16,7 +17,10 @@ from gateway.commands.errors import PassingError
 from gateway.mirror.copier import Copier
 from gateway.mirror.produce_target import ProduceTarget
 from gateway.mirror.source import Source
+from gateway.mirror.verify import records_between
 from protocol.errors import ErrorCode
+from protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
+from protocol.messages.list_groups import ListGroupsRequest
 from protocol.messages.list_offsets import ListOffsetsRequest
 from protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -151,3 +155,69 @@ def test_a_mirror_that_cannot_reach_the_coordinator_of_a_group_does_not_report_a
     (report,) = json.loads(capsys.readouterr().out)
     assert report["groups"][0]["result"] == "moved"
     assert committed(target.bootstrap, group, (topic, 0)) == [7]
+
+
+def test_a_group_that_moves_while_groups_are_listed_is_copied(
+    source: str, target: GatewayProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic, group = create_topic(source, 1), f"g-{uuid.uuid4().hex[:8]}"
+    fill(source, topic, 0, 10)
+    commit(source, group, {(topic, 0): 7})
+    ask, asked = Cluster.ask, 0
+
+    def moving(self: Cluster, response_type: type[Any], request: object, **more: Any) -> Any:
+        """Answer the first ListGroups as brokers do if the group moves to a broker that has just answered."""
+        nonlocal asked
+        response = ask(self, response_type, request, **more)
+        if not isinstance(request, ListGroupsRequest):
+            return response
+        asked += 1
+        return dataclasses.replace(response, groups=()) if asked == 1 else response
+
+    monkeypatch.setattr(Cluster, "ask", moving)
+    assert mirror_here(source, target, "--topics", topic, "--groups", group) == 0
+    assert committed(target.bootstrap, group, (topic, 0)) == [7], capsys.readouterr().err
+
+
+def test_a_copy_from_a_source_that_has_lost_copied_records_is_refused(
+    source: str, target: GatewayProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic = create_topic(source, 1)
+    fill(source, topic, 0, 10)
+    assert mirror_here(source, target, "--topics", topic) == 0
+    capsys.readouterr()
+    ask = Cluster.ask
+
+    def restored(self: Cluster, response_type: type[Any], request: object, **more: Any) -> Any:
+        """Answer as a source that was restored to an earlier moment, when the log ended at 5."""
+        response = ask(self, response_type, request, **more)
+        if not isinstance(request, ListOffsetsRequest):
+            return response
+        (found,) = response.topics
+        (partition,) = found.partitions
+        earlier = dataclasses.replace(partition, offset=min(partition.offset, 5))
+        return dataclasses.replace(response, topics=(dataclasses.replace(found, partitions=(earlier,)),))
+
+    monkeypatch.setattr(Cluster, "ask", restored)
+    code = mirror_here(source, target, "--topics", topic)
+    printed = capsys.readouterr()
+    said = f"{topic}[0] of the source ends at 5, before offset 10 that was copied: the source has lost records"
+    assert (code, said in printed.err) == (1, True), printed
+
+
+def test_a_leader_that_moves_while_two_logs_are_compared_is_worth_another_try(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A following mirror compares logs when it begins, and tries again after such an error."""
+    topic = create_topic(source, 1)
+    ask = Cluster.ask
+
+    def moving(self: Cluster, response_type: type[Any], request: object, **more: Any) -> Any:
+        if not isinstance(request, FetchRequest):
+            return ask(self, response_type, request, **more)
+        partition = PartitionData(partition_index=0, error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return FetchResponse(responses=(FetchableTopicResponse(topic=topic, partitions=(partition,)),))
+
+    monkeypatch.setattr(Cluster, "ask", moving)
+    with cluster(source) as broker, pytest.raises(PassingError, match="NOT_LEADER_OR_FOLLOWER"):
+        next(records_between(broker, (topic, 0), 0, 1))

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import random
+import signal
+import socket
 import time
 import uuid
 
 import confluent_kafka
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # pyright: ignore[reportPrivateImportUsage]
 
+from gateway.commands.topic_changes import DYNAMIC_TOPIC_CONFIG, settings
 from tests.clients.topics import create_topic
-from tests.gateway_process import GatewayProcess
+from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.mirror.mirrors import (
     CODECS,
     Seen,
+    cluster,
     commit,
     commits_of,
     committed,
@@ -143,20 +147,47 @@ def test_a_topic_that_is_made_anew_while_the_mirror_follows_is_refused(source: s
     assert watermarks(target.bootstrap, topic)[1] == 10
 
 
+def test_a_topic_that_is_deleted_in_the_target_while_the_mirror_follows_ends_it(
+    source: str, target: GatewayProcess
+) -> None:
+    """An empty topic in its place would look like a copy."""
+    topic = create_topic(source, 1)
+    fill(source, topic, 0, 10)
+    process = start(source, target, "--topics", topic)
+    try:
+        _wait_for_end(target, topic, 10)
+        admin = AdminClient({"bootstrap.servers": target.bootstrap})
+        admin.delete_topics([topic])[topic].result(30)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, f"topic {topic} was deleted in the target" in said) == (1, True), said
+    assert topic not in admin.list_topics(timeout=30).topics
+
+
 def test_settings_and_partitions_are_copied(source: str, target: GatewayProcess) -> None:
     topic = f"t-{uuid.uuid4().hex[:12]}"
     admin = AdminClient({"bootstrap.servers": source})
     config = {"retention.ms": "123456789", "cleanup.policy": "compact", "max.message.bytes": "2000000"}
     admin.create_topics([NewTopic(topic, 5, 1, config=config)])[topic].result(30)
     mirror_once(source, target, "--topics", topic)
-    from gateway.commands.client import Cluster
-    from gateway.commands.topic_changes import DYNAMIC_TOPIC_CONFIG, settings
 
-    host, _, port = target.bootstrap.partition(":")
-    with Cluster([(host, int(port))], timeout_s=30) as cluster:
-        own = {each.name: each.value for each in settings(cluster, topic) if each.config_source == DYNAMIC_TOPIC_CONFIG}
+    with cluster(target.bootstrap) as broker:
+        own = {each.name: each.value for each in settings(broker, topic) if each.config_source == DYNAMIC_TOPIC_CONFIG}
         assert own == config
-        assert len(cluster.topics([topic])[0].partitions) == 5
+        assert len(broker.topics([topic])[0].partitions) == 5
+
+
+def test_retention_that_the_brokers_of_the_source_set_is_copied(
+    gateway_factory: GatewayFactory, target: GatewayProcess
+) -> None:
+    """The target's own default would remove records that the source keeps."""
+    keeper = gateway_factory({"log.retention.ms": "-1"})
+    topic = create_topic(keeper.bootstrap, 1)
+    mirror_once(keeper.bootstrap, target, "--topics", topic)
+    with cluster(target.bootstrap) as broker:
+        assert {each.name: each.value for each in settings(broker, topic)}["retention.ms"] == "-1"
 
 
 def test_a_partition_that_was_added_to_the_source_is_copied(source: str, target: GatewayProcess) -> None:
@@ -193,6 +224,66 @@ def test_a_name_that_no_copied_group_has_is_reported(source: str, target: Gatewa
     assert (code, [row["group"] for row in json.loads(report)[0]["groups"]]) == (0, [group])
     assert said.count("no group") == 1
     assert f"no group with offsets in these topics matches {group}-mistyped" in said
+
+
+def test_a_pattern_of_topics_that_matches_nothing_ends_a_copy(source: str, target: GatewayProcess) -> None:
+    """A mistyped name must not look like a copied topic."""
+    topic = create_topic(source, 1)
+    code, _, said = try_once(source, target, "--topics", topic, f"{topic}-mistyped")
+    assert (code, said) == (1, f"sluice: no topic of the source matches {topic}-mistyped\n")
+
+
+def test_an_interrupted_copy_ends_by_its_signal(target: GatewayProcess) -> None:
+    """An exit code of 0 would tell a script that the copy is complete."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        process = start(address, target, "--once", "--topics", "*", "--timeout", "1")
+        with silent.accept()[0]:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+
+
+def test_a_group_whose_commit_the_target_refuses_makes_the_copy_incomplete(source: str, target: GatewayProcess) -> None:
+    topic, group = create_topic(source, 1), f"g-{uuid.uuid4().hex[:8]}"
+    fill(source, topic, 0, 10)
+    commit(source, group, {(topic, 0): 4})
+    mirror_once(source, target, "--topics", topic)
+    member = confluent_kafka.Consumer(
+        {"bootstrap.servers": target.bootstrap, "group.id": group, "enable.auto.commit": False}
+        | {"auto.offset.reset": "earliest"}
+    )
+    try:
+        member.subscribe([topic])
+        assert len(member.consume(1, 60)) == 1
+        code, report, said = try_once(source, target, "--topics", topic, "--groups", group)
+    finally:
+        member.close()
+    assert (code, json.loads(report)[0]["groups"][0]["result"]) == (1, "skipped"), said
+    assert f"group {group} has members" in said
+
+
+def test_an_offset_of_an_open_transaction_is_named_and_follows_later(source: str, target: GatewayProcess) -> None:
+    """The offset that the transaction replaces would make a consumer in the target read records again."""
+    topic, group = create_topic(source, 1), f"g-{uuid.uuid4().hex[:8]}"
+    fill(source, topic, 0, 10)
+    commit(source, group, {(topic, 0): 4})
+    more = ("--topics", topic, "--groups", group)
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": source, "group.id": group})
+    producer = confluent_kafka.Producer({"bootstrap.servers": source, "transactional.id": uuid.uuid4().hex})
+    try:
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        offsets = [confluent_kafka.TopicPartition(topic, 0, 7)]
+        producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), 30)
+        code, report, said = try_once(source, target, *more)
+        producer.commit_transaction(30)
+    finally:
+        consumer.close()
+    assert (code, json.loads(report)[0]["groups"][0]["result"]) == (1, "waits"), said
+    assert f"group {group} of the source commits offsets in an open transaction" in said
+    assert mirror_once(source, target, *more)["groups"][0]["result"] == "moved"
+    assert committed(target.bootstrap, group, (topic, 0)) == [7]
 
 
 def test_verify_finds_no_difference_in_a_copy(source: str, target: GatewayProcess) -> None:
