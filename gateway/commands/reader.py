@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
-from gateway.commands.client import Cluster
-from gateway.commands.errors import CommandError
+from gateway.commands.client import PASSING_CODES, Cluster
+from gateway.commands.errors import CommandError, PassingError
 from gateway.commands.log import READ_COMMITTED, bounds, by_leader
 from gateway.commands.refusals import reason
 from protocol.buffer import Buffer
@@ -69,7 +69,8 @@ class Reader:
             return
         if code:
             why = reason(code, needs=f"--operation read --topic {self._topic}")
-            raise CommandError(f"{self._topic}[{partition}] cannot be read: {why}")
+            said = f"{self._topic}[{partition}] cannot be read: {why}"
+            raise (PassingError if code in PASSING_CODES else CommandError)(said)
         aborted = Aborted(answer.aborted_transactions or ())
         for batch in split_batches(cast("Buffer", answer.records or b""), fetched=True):
             head = read_head(batch)

@@ -62,27 +62,27 @@ class ProduceTarget:
         if bounds is None:
             raise PassingError(f"{_shown(key)} of the target does not answer now: run this again")
         commit = self._commits.get(key)
-        if commit is None:
+        topic_id, _, text = ("", "", "") if commit is None else commit.metadata.partition(" ")
+        try:
+            runs = None if commit is None else OffsetRuns.parse(text, commit.offset)
+        except ValueError as error:
+            raise CommandError(f"group {self._group_id} has a commit that no mirror made for {_shown(key)}") from error
+        if runs is None or topic_id != str(topic.topic_id):
+            # The source's topic may be a copy of the target's that was made anew. Then both logs agree.
             runs = self._adopt(key, bounds, log_start_offset)
             self._commit(key, runs)
             return runs
-        topic_id, _, text = commit.metadata.partition(" ")
-        try:
-            runs = OffsetRuns.parse(text, commit.offset)
-        except ValueError as error:
-            raise CommandError(f"group {self._group_id} has a commit that no mirror made for {_shown(key)}") from error
-        if topic_id != str(topic.topic_id):
-            raise CommandError(f"topic {topic.name} of the source was made anew: delete the topic in the target")
-        if bounds.end < commit.offset:
+        if bounds.end < runs.next_target:
             raise CommandError(
-                f"{_shown(key)} of the target ends at {bounds.end} and was mirrored to {commit.offset}: the target has "
-                "lost records. Delete the topic there and mirror it anew"
+                f"{_shown(key)} of the target ends at {bounds.end} and was mirrored to {runs.next_target}: the target "
+                "has lost records. Delete the topic there and mirror it anew"
             )
         self._find_again(key, runs, bounds.end)
         return runs
 
     def _adopt(self, key: TopicPartition, bounds: Bounds, log_start_offset: int) -> OffsetRuns:
-        """Return the runs of a partition that has no commit. The partition is empty, or it agrees with the source."""
+        """Return the runs of a partition that has no commit for this topic of the source. The partition is empty, or it
+        agrees with the source."""
         if bounds.start == bounds.end:
             return OffsetRuns.begin(log_start_offset, bounds.end)
         source = log.bounds(self._source, [key]).get(key)

@@ -94,6 +94,21 @@ def _mirror_back(source: str, target: GatewayProcess, topic: str) -> None:
     assert process.returncode == 0, said
 
 
+def test_a_log_goes_back_again_after_its_topic_was_mirrored_anew(source: str, target: GatewayProcess) -> None:
+    topic = create_topic(source, 1)
+    fill(source, topic, 0, 10)
+    admin = AdminClient({"bootstrap.servers": target.bootstrap})
+    for _ in range(2):
+        mirror_once(source, target, "--topics", topic)
+        fill(target.bootstrap, topic, 0, 5)
+        _mirror_back(source, target, topic)
+        records = read_partition(target.bootstrap, topic)
+        # A second move to the target begins with a new topic there.
+        admin.delete_topics([topic])[topic].result(30)
+    assert read_partition(source, topic) == records
+    assert watermarks(source, topic) == (0, 20)
+
+
 def test_a_topic_with_records_of_its_own_is_refused(source: str, target: GatewayProcess) -> None:
     topic = create_topic(source, 1)
     create_topic(target.bootstrap, 1, topic)
