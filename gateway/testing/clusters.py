@@ -71,8 +71,8 @@ class TestPostgres:
                 return await self._serve(programs)
             except EmbeddedPostgresError:
                 # The kept files are not synced, so they are damaged if the machine lost its power after it wrote them.
-                for damaged in (kept, self.data_dir / CLUSTER):
-                    await asyncio.to_thread(shutil.rmtree, damaged, True)
+                await asyncio.to_thread(_remove, kept)
+                await asyncio.to_thread(shutil.rmtree, self.data_dir / CLUSTER, True)
         url = await self._serve(programs)
         async with _opened(url) as database:
             await migrate(database)
@@ -148,6 +148,8 @@ def _kept_cluster(programs: Programs) -> Path | None:
 async def _copy(kept: Path, data_dir: Path) -> bool:
     """Copy the kept cluster; return False if it cannot be copied."""
     target = data_dir / CLUSTER
+    with contextlib.suppress(OSError):
+        os.utime(kept)  # before the copy, so that no other server removes it in the meantime for its age
     copying = await asyncio.create_subprocess_exec(
         *("cp", "-a", str(kept), str(target)), stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
     )
@@ -159,8 +161,6 @@ async def _copy(kept: Path, data_dir: Path) -> bool:
     if failed:
         await asyncio.to_thread(shutil.rmtree, target, True)
         return False
-    with contextlib.suppress(OSError):
-        os.utime(kept)
     return True
 
 
@@ -175,7 +175,16 @@ def _keep(cluster: Path, kept: Path) -> None:
     for other in kept.parent.glob("cluster-*"):
         with contextlib.suppress(OSError):
             if time.time() - other.stat().st_mtime > KEPT_SECONDS:
-                shutil.rmtree(other, ignore_errors=True)
+                _remove(other)
+
+
+def _remove(kept: Path) -> None:
+    """Remove a kept cluster. It is moved away first, so that a server that is copying it fails and does not get a part
+    of it."""
+    gone = kept.with_name(f"{kept.name}.{uuid.uuid4().hex[:8]}.old")
+    with contextlib.suppress(OSError):
+        kept.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _own_alike(source: Path, target: Path) -> None:

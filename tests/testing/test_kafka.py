@@ -369,6 +369,29 @@ def test_a_damaged_kept_cluster_is_replaced(tmp_path: Path, monkeypatch: pytest.
     assert control.stat().st_size > 0
 
 
+CP = """#!/bin/sh
+# Another server removes clusters of a week ago while this one begins to copy.
+find "${2%/*}" -maxdepth 1 -name 'cluster-*' -mtime +7 -exec rm -r {} +
+PATH=/usr/bin:/bin exec cp "$@"
+"""
+
+
+def test_a_kept_cluster_that_is_being_copied_is_not_removed_for_its_age(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "cp"
+    program.write_text(CP)
+    program.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with Kafka():
+        (kept,) = tmp_path.glob("sluice/cluster-*")
+    before = kept.stat().st_ino
+    os.utime(kept, (0, 0))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with Kafka():
+        assert kept.stat().st_ino == before
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
