@@ -286,12 +286,11 @@ class Actions:
 
     async def _plan_delete(self, who: Viewer, given: Given, group: GroupAnswer) -> Plan:
         self._kafka.require(who, AclOperation.DELETE, ResourceType.GROUP, group["id"])
-        count = sum(row["committed"] is not None for row in group["offsets"])
         return {
             "what": f"delete the group {group['id']} with its offsets",
             "rows": [],
             "columns": [],
-            "warnings": [f"{count:,} committed offsets are deleted. This cannot be undone."],
+            "warnings": ["All its committed offsets are deleted. This cannot be undone."],
             "blocked": "The group has members. Stop its consumers first." if group["memberCount"] else None,
         }
 

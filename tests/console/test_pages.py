@@ -25,6 +25,7 @@ from axe_playwright_python.sync_playwright import Axe
 from confluent_kafka import Consumer, Producer, TopicPartition
 from playwright.sync_api import Browser, Page, expect
 
+from gateway.console.groups import MAX_OFFSETS
 from tests.conftest import gateways
 from tests.console.consoles import Consoled, start_consoled
 from tests.gateway_process import GatewayFactory, free_ports
@@ -539,6 +540,29 @@ def test_page_of_many_transactions_says_that_some_are_missing(gateway_factory: G
     with opened(browser, console, "/#/transactions") as page:
         expect(page.locator("tbody tr")).to_have_count(200)
         expect(page.locator("main")).to_contain_text("Only the 200 oldest transactions are shown.")
+
+
+def test_pages_of_a_group_and_a_topic_of_many_partitions_say_that_some_are_missing(
+    gateway_factory: GatewayFactory, browser: Browser
+):
+    """The list of groups counts the lag of all partitions."""
+    console = start_consoled(gateway_factory)
+    console.topic("vast", MAX_OFFSETS + 1)
+    for partition in (0, MAX_OFFSETS):
+        console.produce("vast", [(None, b"v", None)], partition)
+    consumer = Consumer({"bootstrap.servers": console.gateway.bootstrap, "group.id": "vast"})
+    consumer.commit(offsets=[TopicPartition("vast", index, 0) for index in range(MAX_OFFSETS + 1)], asynchronous=False)
+    consumer.close()
+    assert [row["lag"] for row in console.person.get("groups")["groups"]] == [2]
+    with opened(browser, console, "/#/group?id=vast") as page:
+        expect(page.locator(".facts")).to_contain_text("lag at least 1")
+        expect(page.locator("main")).to_contain_text("Only the first 2,000 partitions are shown.")
+        page.get_by_role("button", name="Delete group…").click()
+        expect(page.get_by_role("dialog")).to_contain_text(
+            "All its committed offsets are deleted. This cannot be undone."
+        )
+    with opened(browser, console, "/#/topic?name=vast") as page:
+        expect(page.locator("main")).to_contain_text("Only the first 2,000 partitions are shown and counted.")
 
 
 def test_page_of_access_shows_fractions_of_quotas(gateway_factory: GatewayFactory, browser: Browser):

@@ -8,6 +8,7 @@ import { durations, lagChart, Timeline } from "./timeline.js";
 
 const MEMBERS = 10;
 const MAX_SAMPLES = 20000;
+const MAX_OFFSETS = 2000; // the node sends no more rows
 const STRONG = new Set(["member_expired", "member_fenced", "refused", "rows_dropped"]);
 const MILD = new Set(["rebalance_started", "heartbeat_gap", "observed", "member_left"]);
 
@@ -197,7 +198,7 @@ class Page {
     const group = this.group;
     const lag = group.offsets.reduce((sum, row) => sum + (row.lag || 0), 0);
     const fact = (name, value) => h("span", null, `${name} `, h("b", null, value));
-    this.facts.replaceChildren(fact("members", count(group.memberCount)), fact("lag", count(lag)),
+    this.facts.replaceChildren(fact("members", count(group.memberCount)), fact("lag", `${group.offsets.length < MAX_OFFSETS ? "" : "at least "}${count(lag)}`),
       fact(group.type === "classic" ? "generation" : "epoch", count(group.generation)), fact("type", group.type), ...(group.assignor ? [fact("assignor", group.assignor)] : []),
       fact("coordinated by node", `${group.coordinator ?? "none"}${group.isHere ? " (this one)" : ""}`), ...(group.journal ? [] : [h("span", { class: "warn" }, "the journal is off, so there is no history")]));
   }
@@ -293,6 +294,7 @@ class Page {
       { name: "", of: bar },
       { name: "Committed at", num: true, of: (row) => when(row.at) },
     ], rows, "The group has committed no offset."),
+    rows.length < MAX_OFFSETS ? null : h("p", { class: "soft small" }, `Only the first ${count(MAX_OFFSETS)} partitions are shown.`),
     session.readOnly || !rows.length ? null : h("div", { class: "buttons" }, topics.map((topic) => h("button", { class: "plain", onclick: () => this.act({ action: "forget", topic }, "Delete offsets") }, `Delete offsets of ${topic}…`)))));
   }
 

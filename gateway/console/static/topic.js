@@ -29,7 +29,7 @@ export async function show(main, parameters) {
       { name: "Size", num: true, of: (row) => bytes(row.bytes) },
       { name: "Records/s", num: true, of: (row) => rate(rates.get(row.partition)) },
       { name: "Newest record", num: true, of: (row) => when(row.newest) },
-    ], topic.partitions));
+    ], topic.partitions), topic.partitions.length < topic.partitionCount ? h("p", { class: "soft small" }, `Only the first ${count(topic.partitions.length)} partitions are shown and counted.`) : "");
     consumers.replaceChildren(table([
       { name: "Group", of: (row) => link("group", { id: row.id }, row.id) },
       { name: "Partitions", num: true, of: (row) => count(row.partitions) },
