@@ -313,12 +313,13 @@ class Actions:
         if owned:
             warnings.append(f"{partitions_said(owned)} go to other members.")
         warnings.append("The client joins again if it still runs.")
+        blocked = f"Kafka has no request that removes a member of a {group['type']} group."
         return {
             "what": f"remove member {member['id']} of client {member['client']}",
             "rows": [{"topic": topic, "partition": index} for topic, index in owned],
             "columns": ["topic", "partition"],
             "warnings": warnings,
-            "blocked": None,
+            "blocked": None if group["type"] in ("classic", "consumer") else blocked,
         }
 
     async def _remove(self, who: Viewer, given: Given, plan: Plan) -> None:

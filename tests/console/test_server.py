@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -38,6 +39,7 @@ from confluent_kafka.admin import (
 
 from gateway.console.groups import MAX_OFFSETS
 from gateway.console.sessions import MAX_ATTEMPTS, MAX_ATTEMPTS_OF_ALL, Attempts, address_key
+from protocol.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
 from tests.conftest import gateways
 from tests.console.consoles import Consoled, Person, start_consoled
 from tests.gateway_process import GatewayFactory, free_ports
@@ -45,8 +47,11 @@ from tests.postgres import Databases
 from tests.secured import AUTHORIZER, Authority
 from tests.steps.waiting import wait_for
 from tests.tokens import Issuer, key_set, oauth_settings, published
+from tests.wire import WireClient
 
 ORDERS = "orders"
+MEMBER = "AAAAAAAAAAAAAAAAAAAAAQ"
+"""A member id, which the client of a share group chooses."""
 
 
 @pytest.fixture(scope="module")
@@ -602,6 +607,17 @@ def test_reset_of_a_group_with_members_is_blocked_and_a_member_can_be_removed(st
     (member,) = person.get("group", id="busy")["members"]
     assert person.act(group="busy", action="remove", member=member["id"]).status == 200
     wait_for(lambda: member["id"] not in str(person.get("group", id="busy")["members"]), "the member is gone")
+
+
+async def test_removal_of_a_member_is_blocked_where_kafka_has_no_request_for_it(console: Consoled):
+    async with await WireClient.connect(console.gateway.bootstrap) as client:
+        joining = ShareGroupHeartbeatRequest(
+            group_id="shared", member_id=MEMBER, member_epoch=0, subscribed_topic_names=("none",)
+        )
+        assert (await client.send(joining, 1)).error_code == 0
+        given = {"group": "shared", "action": "remove", "member": MEMBER}
+        plan = await asyncio.to_thread(lambda: console.person.post("action/plan", given))
+    assert plan.json["blocked"] == "Kafka has no request that removes a member of a share group."
 
 
 def test_read_only_console_refuses_every_change(gateway_factory: GatewayFactory):
