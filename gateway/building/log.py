@@ -77,7 +77,6 @@ def build_log(
         stores.topics,
         tail,
         broker,
-        follows_acls=bool(broker.authorizer_class_name),
         settled=appender.settled,
         removed=(delete_rest, forget_series),
         count_materialised=metrics.partitions_materialised.inc,

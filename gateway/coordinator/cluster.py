@@ -41,8 +41,8 @@ class Cluster:
     topics: Mapping[str, ClusterTopic] = field(default_factory=lambda: MappingProxyType({}))
     by_id: Mapping[UUID, ClusterTopic] = field(default_factory=lambda: MappingProxyType({}))
     revision: int = 0
-    """The snapshot contains all changes up to this revision. Revisions belong to the cluster, so two nodes may
-    compare theirs."""
+    """Revision of the newest change in the snapshot, which has all earlier changes too, unless this node has made the
+    newest one a moment ago. Revisions belong to the cluster, so two nodes may compare theirs."""
     describing: Describing | None = None
     """A new object after each change of an ACL. None: every client may describe every topic."""
 

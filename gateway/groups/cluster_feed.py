@@ -39,6 +39,7 @@ class ClusterFeed:
         self._settings_of: tuple[object, object] | None = None
         self._pending = False
         self._last: Cluster | None = None
+        self._read_to = 0
         self._loop = asyncio.get_running_loop()
         catalog.listen(self._mark)
         self._hand_over()
@@ -51,16 +52,25 @@ class ClusterFeed:
     def _hand_over(self) -> None:
         self._pending = False
         self._hand_over_settings()
-        revision, last = self._catalog.revision, self._last
-        changed = self._catalog.take_changed_topics()
+        last, changed = self._last, self._catalog.take_changed_topics()
         if last is None:
             last, changed = Cluster(revision=-1), [topic.topic_id for topic in self._catalog.topics()]
+        revision = self._newest(last, changed)
         topics, by_id = self._changed(last, changed)
         describing = self._describing()
         if topics is last.topics and revision <= last.revision and describing is last.describing:
             return
         self._last = Cluster(topics, by_id, revision, describing)
         self._reader.cluster_changed(self._last)
+
+    def _newest(self, last: Cluster, topic_ids: Iterable[UUID]) -> int:
+        """Return the revision of the newest known change. A topic that this node has just created has a greater one
+        than the catalog, which has not read the change yet."""
+        read_before, self._read_to = self._read_to, self._catalog.revision
+        found = [topic for topic_id in topic_ids if (topic := self._catalog.get_by_id(topic_id)) is not None]
+        # After the catalog has forgotten everything, its revision is lower than before.
+        revisions = (self._read_to, last.revision if self._read_to >= read_before else -1)
+        return max(*revisions, *(topic.changed_revision for topic in found))
 
     def _changed(
         self, last: Cluster, topic_ids: Iterable[UUID]

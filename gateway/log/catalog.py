@@ -109,18 +109,13 @@ class Catalog:
         tail: Tail,
         broker: BrokerConfig,
         *,
-        follows_acls: bool = False,
         settled: Callable[[PartitionKey], Callable[[], bool]] = lambda _key: _at_once,
         removed: Sequence[Callable[[Topic], object]] = (),
         count_materialised: Callable[[int], object] = lambda _partitions: None,
         count_removed: Callable[[int], object] = lambda _partitions: None,
         unknown: Unknown = UNKNOWN,
     ) -> None:
-        """With `follows_acls`, a topic that is looked up in Postgres becomes known only together with the ACLs that
-        were created before it. Each look-up then also reads the catalog's changes. A node with an authorizer needs
-        this.
-
-        `settled` returns, for a partition, a function that reports whether all appends in progress for it have ended.
+        """`settled` returns a function that reports whether all appends in progress for a partition have ended.
         Each of `removed` is called with each removed topic. `count_materialised` receives the number of partitions that
         this node has come to own, `count_removed` the number of owned partitions whose last state it has dropped.
         `unknown` bounds what is remembered of unknown topics.
@@ -145,7 +140,6 @@ class Catalog:
         """The limits that apply to each client. Replaced by another object when a limit has changed."""
         self.acls = Acls()
         """ACLs of the cluster. When an ACL changes, a new object replaces this one."""
-        self._follows_acls = follows_acls
         self._revision = 0
         self._gone: OrderedDict[UUID, None] = OrderedDict()
         self._changes = SharedRead(self._follow)
@@ -450,17 +444,14 @@ class Catalog:
         return await asyncio.shield(lookup)
 
     async def _look_up(self, key: Key, find: Callable[[Key], Awaitable[Topic | None]]) -> Topic | None:
-        found = await find(key)
-        if found is not None and self._follows_acls:
+        if await find(key) is not None:
+            # Read all changes, so that the topic becomes known together with the ACLs that were created before it. And
+            # groups are stored with the revision of this node. A coordinator that knows less would revoke the topic.
             await self.refresh_if_changed()
-        # This node may have created or deleted the topic during the query, and then knows better.
         known = self._by_name.get(key) if isinstance(key, str) else self.get_by_id(key)
-        if known is not None or found is None:
-            if known is None:
-                self._remember_unknown(key)
-            return known
-        self.apply(found)
-        return found
+        if known is None:
+            self._remember_unknown(key)
+        return known
 
     def _looked_up(self, key: str | UUID, task: asyncio.Task[Topic | None]) -> None:
         del self._lookups[key]

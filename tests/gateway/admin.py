@@ -108,7 +108,7 @@ class AdminNode:
         self.topics = TopicStore(database, nodes.registration)
         self.log = LogStore(database)
         self.tail = Tail(2**20)
-        self.catalog = Catalog(self.topics, self.tail, parse_broker_configs(broker), follows_acls=authorizes)
+        self.catalog = Catalog(self.topics, self.tail, parse_broker_configs(broker))
         self.membership = Membership(nodes, listeners, rack, 60_000, roles=roles)
         unused = cast("Any", None)
         self.services = Services(

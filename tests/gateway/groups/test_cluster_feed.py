@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import pytest
 import pytest_asyncio
 
 from gateway.config.broker_parsing import parse_broker_configs
@@ -62,6 +63,32 @@ async def test_load_is_one_snapshot_and_no_change_gives_none(node: GroupNode) ->
     assert list(reader.seen[-1].topics) == ["a"]
     assert reader.seen[-1].topics["a"] is both.topics["a"]
     assert both.topics.keys() == {"a", "b"}, "a snapshot stays as it was"
+
+
+@pytest.mark.parametrize("is_created_here", [False, True])
+async def test_snapshot_with_a_new_topic_has_the_revision_of_its_creation(
+    node: GroupNode, *, is_created_here: bool
+) -> None:
+    """A coordinator that does not know the topic yet would otherwise revoke it from the members of a group."""
+    catalog, reader = node.services.catalog, Reader()
+    ClusterFeed(catalog, reader)
+    topic = await node.create_topic("a", 1)
+    await node.create_topic("b", 1)
+    if is_created_here:
+        catalog.apply(topic)
+    else:
+        assert await catalog.resolve("a") == topic
+    await asyncio.sleep(0)
+    assert "a" in reader.seen[-1].topics
+    assert reader.seen[-1].revision >= topic.changed_revision
+    before = reader.seen[-1].revision
+    await catalog.refresh_if_changed()
+    await asyncio.sleep(0)
+    assert set(reader.seen[-1].topics) == {"a", "b"}
+    assert reader.seen[-1].revision == catalog.revision >= before
+    catalog.reset()
+    await asyncio.sleep(0)
+    assert (reader.seen[-1].topics, reader.seen[-1].revision) == ({}, 0)
 
 
 async def test_acls_arrive_with_the_topics(node: GroupNode) -> None:
@@ -138,7 +165,9 @@ class Topics:
             grows = former is not None and random.random() < 0.5
             topic_id = former.topic_id if former is not None and grows else UUID(int=random.getrandbits(128))
             count = len(former.partitions) + 1 if former is not None and grows else random.randrange(1, 4)
-            self.by_id[topic_id] = SimpleNamespace(topic_id=topic_id, name=name, partitions=range(count))
+            self.by_id[topic_id] = SimpleNamespace(
+                topic_id=topic_id, name=name, partitions=range(count), changed_revision=self.revision
+            )
             self.taken[topic_id] = None
         self.changed()
 
