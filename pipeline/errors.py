@@ -127,7 +127,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"DELTA_(?:CONCURRENT|PROTOCOL_CHANGED|METADATA_CHANGED)\w*|Concurrent(?:Append|Delete\w*|Transaction|Write)Exception|"
-        r"CommitFailedException|is not an ancestor of",
+        r"CommitFailedException|is not an ancestor of|Found (?:new )?conflicting ",
         "Another writer changed the table at the same moment.",
         "Start the job again; if it happens each time, stop the other writer.",
     ),

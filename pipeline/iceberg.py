@@ -191,12 +191,15 @@ def _carry_progress(spark: SparkSession, where: str, before_ms: int) -> None:
     last = next((each for each in _ancestry(spark, name, head) if _PROGRESS in each.summary), None)
     if last is None or last.number == head or last.committed_ms >= before_ms:
         return
+    held = [each for each, snapshot in _branches(spark, name).items() if snapshot == last.number]
     branch = _begin(spark, name, head)
     application, number, progress = (last.summary[each] for each in (_APPLICATION, _NUMBER, _PROGRESS))
     empty = spark.createDataFrame([], schema(spark, where))
     _append_to(empty, f"{name}.branch_{branch}", application, int(number), progress)
     publish(spark, where, branch, head)
-    _drop_branches(spark, name, branch)
+    # A second branch there is of a batch that another job has begun. That job drops the first one after its commit.
+    if len(held) == 1:
+        spark.sql(f"ALTER TABLE {name} DROP BRANCH IF EXISTS {held[0]}")
 
 
 def readable(spark: SparkSession, where: str) -> DataFrame:
@@ -428,10 +431,15 @@ def _ancestry(spark: SparkSession, name: str, head: int | None) -> Iterator[_Sna
 
 def _drop_branches(spark: SparkSession, name: str, kept: str) -> None:
     """Drop the branches of earlier appends, including those that crashed before their commit."""
-    rows = spark.sql(f"SELECT name FROM {name}.refs WHERE type = 'BRANCH' AND startswith(name, '{_BRANCH}')").collect()
-    for row in rows:
-        if row.name != kept:
-            spark.sql(f"ALTER TABLE {name} DROP BRANCH IF EXISTS {row.name}")
+    for each in _branches(spark, name).keys() - {kept}:
+        spark.sql(f"ALTER TABLE {name} DROP BRANCH IF EXISTS {each}")
+
+
+def _branches(spark: SparkSession, name: str) -> dict[str, int]:
+    """Return the snapshot of each branch that an append has made."""
+    made = f"type = 'BRANCH' AND startswith(name, '{_BRANCH}')"
+    rows = spark.sql(f"SELECT name, snapshot_id FROM {name}.refs WHERE {made}").collect()
+    return {row.name: row.snapshot_id for row in rows}
 
 
 def _add_columns(spark: SparkSession, name: str, stored: DataType, wanted: DataType, path: str = "") -> None:

@@ -108,9 +108,11 @@ def replace(frame: DataFrame, where: str, version: int, days: Sequence[tuple[str
 
 
 def version(spark: SparkSession, where: str) -> int:
-    """Return the version, or the snapshot, that `read` reads now. Raise PipelineError if there is no table."""
+    """Return the version, or the snapshot, that `read` reads now. Raise PipelineError if the table has none."""
     _require(spark, where)
-    return next(commits(spark, where)).version
+    for commit in commits(spark, where):
+        return commit.version
+    raise PipelineError(f"{where} holds no archive yet.", "Run `sluice-pipeline archive` first.")
 
 
 def readable(spark: SparkSession, where: str) -> DataFrame:

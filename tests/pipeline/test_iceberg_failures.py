@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -18,7 +19,8 @@ from pipeline import connector, iceberg, table
 from pipeline.archive import job as archive_job
 from pipeline.archive.job import last_progress
 from pipeline.errors import PipelineError, explain
-from pipeline.schema import ARCHIVE_CLUSTER, NEWEST
+from pipeline.iceberg import _append_to
+from pipeline.schema import ARCHIVE_CLUSTER, NEWEST, RECORD
 from tests.gateway_process import GatewayProcess
 from tests.pipeline import jobs, topics
 from tests.pipeline.catalogs import FORMAT, filled, offsets, one_catalog
@@ -99,6 +101,71 @@ def test_append_is_committed_though_files_were_merged_while_it_was_written(
     branches = lake.sql(f"SELECT name FROM {iceberg.quoted('iceberg:events')}.refs").collect()
     assert len(branches) == 2
     assert jobs.verify(lake, gateway.bootstrap, "events", *FORMAT).code == 0
+
+
+@one_catalog
+def test_append_is_committed_though_old_snapshots_were_removed_while_it_was_written(
+    lake: SparkSession, gateway: GatewayProcess
+) -> None:
+    topic = filled(gateway.bootstrap, 1, 20)
+    jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, "--max-batch-records", "10", *FORMAT)
+    job = jobs.archive_job_of(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+    job.open()
+    whole, merged = iceberg.publish, list[tuple[int, int]]()
+
+    def compact() -> None:
+        if not merged:
+            merged.append(table.rewrite(lake, "iceberg:events", f"topic = '{topic}'", 1 << 20, ARCHIVE_CLUSTER))
+            table.vacuum(lake, "iceberg:events", 0)
+
+    def overtaken(*given: Any) -> None:
+        compact()
+        whole(*given)
+
+    def overtaken_at_first(*given: Any) -> None:
+        compact()
+        _append_to(*given)
+
+    for overtaken_function, name in ((overtaken, "publish"), (overtaken_at_first, "_append_to")):
+        merged.clear()
+        topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
+        with patch.object(iceberg, name, overtaken_function):
+            job.step_once()
+        assert len(merged) == 1
+    assert offsets(lake) == list(range(60))
+    topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
+    job.step_once()
+    branches = lake.sql(f"SELECT name FROM {iceberg.quoted('iceberg:events')}.refs").collect()
+    assert len(branches) == 2
+    assert jobs.verify(lake, gateway.bootstrap, "events", *FORMAT).code == 0
+
+
+@one_catalog
+def test_repair_beside_an_archive_of_the_same_day_is_refused_in_words(
+    lake: SparkSession, gateway: GatewayProcess
+) -> None:
+    topic = filled(gateway.bootstrap, 1, 20)
+    jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+    lake.sql(f"DELETE FROM {iceberg.quoted('iceberg:events')} WHERE offset = 5").collect()
+    given, whole = ("--ranges", f"{topic}-0:5", *FORMAT), table.replace
+
+    def overtaken(*given: Any) -> None:
+        topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
+        jobs.archive(lake, gateway.bootstrap, "events", "--topics", topic, *FORMAT)
+        whole(*given)
+
+    with patch.object(table, "replace", overtaken), pytest.raises((PySparkException, Py4JJavaError)) as refused:
+        jobs.repair(lake, gateway.bootstrap, "events", *given)
+    assert explain(refused.value).cause.startswith("Another writer changed the table at the same moment.")
+    jobs.repair(lake, gateway.bootstrap, "events", *given)
+    assert offsets(lake) == list(range(40))
+
+
+@one_catalog
+def test_repair_of_an_archive_that_was_killed_before_its_first_commit_is_refused_in_words(lake: SparkSession) -> None:
+    table.create(lake, "iceberg:events", RECORD)
+    with pytest.raises(PipelineError, match="iceberg:events holds no archive yet"):
+        jobs.repair(lake, "127.0.0.1:1", "events", "--ranges", "topic-0:5", *FORMAT)
 
 
 @one_catalog
