@@ -141,7 +141,7 @@ class Erasure:
     def run(self) -> None:
         started = time.monotonic()
         begun = self._begun()
-        before = self._checked_manifest()
+        before = self._checked_manifest(begun)
         gone = self._topic.is_gone()
         with self._ticker():
             found = [] if gone else self._topic.find()
@@ -155,6 +155,8 @@ class Erasure:
             earlier = self._erased_before({each.partition for each in found})
         manifest_job.write(self._part, begun.to_json())
         tombstones = [] if gone else self._empty_topic(found, begun)
+        begun.rewrites = True
+        manifest_job.write(self._part, begun.to_json())
         self._rewrite(tombstones, earlier)
         with self._ticker():
             rest_after = self._rest()
@@ -213,7 +215,7 @@ class Erasure:
                 )
         return progress
 
-    def _checked_manifest(self) -> Manifest | None:
+    def _checked_manifest(self, begun: Begun) -> Manifest | None:
         """Return the manifest to renew. Raise PipelineError if another key signed it, or if the archive differs from
         it, because a renewed manifest would hide the difference.
         """
@@ -235,13 +237,20 @@ class Erasure:
                     "Name its key with --sign, or leave --manifest out and make a new manifest afterwards.",
                 )
         part = manifest.only([self._arguments.topic])
-        if not self._part.exists():
-            changed = manifest_job.compare(self._spark, self._where, part, self._lines, self._stop)
-            if changed:
+        if begun.rewrites:
+            if begun.compared != part.root:
                 raise PipelineError(
-                    f"The archive is not what {path} says: {changed[0]}. Nothing was erased.",
-                    "Run `sluice-pipeline verify`, which names records that differ.",
+                    f"The archive was not compared with {path} before its rows were deleted, so it cannot be renewed.",
+                    "Leave --manifest out, and make a new manifest afterwards.",
                 )
+            return manifest
+        changed = manifest_job.compare(self._spark, self._where, part, self._lines, self._stop)
+        if changed:
+            raise PipelineError(
+                f"The archive is not what {path} says: {changed[0]}. Nothing was erased from it.",
+                "Run `sluice-pipeline verify`, which names records that differ.",
+            )
+        begun.compared = part.root
         return manifest
 
     def _survey(self, begun: Begun, found: Sequence[Held]) -> None:

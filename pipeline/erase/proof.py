@@ -128,6 +128,10 @@ class Begun:
     """
     files: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """Files in which the key was found, by table. A file may outlive the key's rows, so a later start must know it."""
+    compared: str | None = None
+    """Root of the topic's part of the manifest that the archive fitted."""
+    rewrites: bool = False
+    """True if the tables may already be without the key, so that the archive no longer fits its manifest."""
 
     def to_json(self) -> str:
         return json.dumps({"sluice_erasure_begun": VERSION, **asdict(self)}, indent=1) + "\n"
@@ -140,6 +144,8 @@ class Begun:
                 raise PipelineError(
                     f"{name} is of another version.", "Use the release of Sluice that began the erasure."
                 )
+            # A file of an earlier release does not say whether tables were rewritten.
+            told.setdefault("rewrites", True)
             return Begun(**told)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PipelineError(

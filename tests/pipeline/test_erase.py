@@ -326,6 +326,44 @@ def test_erasure_fails_at_each_start_as_long_as_a_file_with_the_key_is_kept(
     assert ANNA not in lake.keys_in_files()
 
 
+@only_delta
+def test_erasure_that_is_continued_refuses_an_archive_that_no_longer_fits_its_manifest(
+    lake: Lake, gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    topic, manifest = archived(lake, gateway.bootstrap, 20), str(tmp_path / "manifest.json")
+    jobs.manifest(lake.spark, lake.archive, manifest)
+    renewed = ("--manifest", manifest, "--manifest-out", f"{manifest}.new")
+    given = ("--topic", topic, *ERASED, "--proof", str(tmp_path / "proof.json"), *renewed)
+    with patch.object(TopicOfKey, "compact", side_effect=DiedError), pytest.raises(DiedError):
+        jobs.erase(lake.spark, gateway.bootstrap, lake.archive, *given)
+    changed = f"UPDATE delta.`{lake.archive}` SET value = X'00' WHERE partition = 1 AND offset = 1"
+    lake.spark.sql(changed).collect()
+    with pytest.raises(PipelineError, match=r"The archive is not what .*manifest.json says"):
+        jobs.erase(lake.spark, gateway.bootstrap, lake.archive, *given)
+
+
+@only_delta
+def test_manifest_that_was_not_compared_before_the_rows_were_deleted_is_not_renewed(
+    lake: Lake, gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    topic, manifest = archived(lake, gateway.bootstrap, 20), str(tmp_path / "manifest.json")
+    jobs.manifest(lake.spark, lake.archive, manifest)
+    renewed = ("--manifest", manifest, "--manifest-out", f"{manifest}.new")
+    given = ("--topic", topic, *ERASED, "--proof", str(tmp_path / "proof.json"))
+    with patch.object(table, "vacuum", side_effect=DiedError), pytest.raises(DiedError):
+        jobs.erase(lake.spark, gateway.bootstrap, lake.archive, *given)
+    with pytest.raises(PipelineError, match=r"The archive was not compared with .*manifest.json before"):
+        jobs.erase(lake.spark, gateway.bootstrap, lake.archive, *given, *renewed)
+    jobs.erase(lake.spark, gateway.bootstrap, lake.archive, *given)
+
+    jobs.manifest(lake.spark, lake.archive, manifest)
+    given = ("--topic", topic, "--key", "key 1", "--proof", str(tmp_path / "second.json"), *renewed)
+    with patch.object(table, "vacuum", side_effect=DiedError), pytest.raises(DiedError):
+        jobs.erase(lake.spark, gateway.bootstrap, lake.archive, *given)
+    jobs.erase(lake.spark, gateway.bootstrap, lake.archive, *given)
+    assert jobs.verify_by_manifest(lake.spark, lake.archive, f"{manifest}.new").code == 0
+
+
 def only_once(whole: Callable[..., None]) -> Callable[..., None]:
     """Return the function `whole`, whose second call raises `DiedError`."""
     called: list[bool] = []
