@@ -133,8 +133,9 @@ class Relay:
 
     async def _relay(self, session: StagedRecords) -> None:
         loop = asyncio.get_running_loop()
-        awake = False
-        active_s = loop.time()
+        # The predecessor may have ended in either state. Until it finds a transaction, a relay is quiet.
+        awake: bool | None = None
+        active_s = loop.time() - QUIET_S
         while True:
             self._notified.clear()
             found = await self._pass(session)
@@ -144,7 +145,7 @@ class Relay:
                 active_s = now_s
             quiet_s = now_s - active_s
             if awake is not (quiet_s < QUIET_S):
-                awake = not awake
+                awake = quiet_s < QUIET_S
                 await session.set_awake(awake)
                 continue
             if quiet_s < QUIET_S + LINGER_S:

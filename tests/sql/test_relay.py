@@ -34,6 +34,8 @@ from tests.storage.batches import new_batch
 
 __all__ = ["cluster"]
 
+ASLEEP = 1
+"""State of a relay that waits for notifications, as sluice.staged_awake shows it."""
 WAIT_S = 5.0
 """How long a fetch waits for records."""
 
@@ -103,6 +105,17 @@ async def test_fetches_that_wait_on_other_nodes_return_at_once(cluster: Cluster,
         consumer.close()
     # Each partition's first fetch arrives only after the client has found the partition's leader.
     assert max(taken[2 * partitions :]) < WAIT_S / 2, taken
+
+
+async def test_a_relay_without_records_begins_quiet(gateway_factory: GatewayFactory) -> None:
+    """While a relay polls, it looks every four milliseconds."""
+    gateway = gateway_factory()
+    sql = await asyncpg.connect(gateway.database_url)
+    try:
+        told = await until(lambda: sql.fetchval("select pg_sequence_last_value('sluice.staged_awake')"), "a relay")
+        assert told == ASLEEP
+    finally:
+        await sql.close()
 
 
 async def test_a_large_transaction_survives_the_move_of_its_bytes(
