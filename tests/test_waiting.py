@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 
 import pytest
 
@@ -30,6 +31,13 @@ async def test_wait_beyond_its_deadline_fails_with_the_last_value() -> None:
     ):
         with pytest.raises(AssertionError, match=r"records come; last: \[\]"):
             await asyncio.to_thread(wait)
+
+
+async def test_long_looks_are_followed_by_longer_pauses() -> None:
+    looks: list[bool] = []
+    with pytest.raises(AssertionError):
+        wait_for(lambda: looks.append(threading.Event().wait(0.02)), seconds=0.5)
+    assert len(looks) < 10
 
 
 async def test_other_tasks_run_during_a_wait_and_during_turns() -> None:

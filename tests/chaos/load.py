@@ -27,7 +27,9 @@ class Load(threading.Thread):
         self.failed: list[str] = []
         self.committed: dict[int, int] = {}
         self._stop_requested = threading.Event()
-        self.progress = threading.Condition()
+        self._enough = 0
+        """`wait_for` waits for this many acknowledgements."""
+        self._progress = threading.Condition()
 
     def run(self) -> None:
         producer = confluent_kafka.Producer(
@@ -84,9 +86,10 @@ class Load(threading.Thread):
         assert value is not None
         assert partition is not None
         assert offset is not None
-        with self.progress:
+        with self._progress:
             self.acknowledged[value] = (partition, offset)
-            self.progress.notify_all()
+            if len(self.acknowledged) == self._enough:
+                self._progress.notify_all()
 
     def commit(self, committer: confluent_kafka.Consumer, offset: int) -> None:
         wanted = [confluent_kafka.TopicPartition(self.topic, index, offset) for index in range(self.partitions)]
@@ -99,9 +102,9 @@ class Load(threading.Thread):
                 self.committed[partition.partition] = partition.offset
 
     def wait_for(self, count: int, timeout_s: float = 90) -> None:
-        with self.progress:
-            target = len(self.acknowledged) + count
-            assert self.progress.wait_for(lambda: len(self.acknowledged) >= target, timeout_s), (
+        with self._progress:
+            self._enough = len(self.acknowledged) + count
+            assert self._progress.wait_for(lambda: len(self.acknowledged) >= self._enough, timeout_s), (
                 f"no {count} further acknowledgements within {timeout_s} s; failures: {self.failed[:3]}"
             )
 

@@ -11,12 +11,20 @@ import pytest
 from gateway.cluster.leases import SHARDS
 from tests.conftest import gateways
 from tests.gateway_process import GatewayProcess
-from tests.postgres import Databases
+from tests.postgres import SERVED, Databases
 from tests.steps.waiting import wait_for
 
 BALANCED_S = 30.0
 
 Cluster = Callable[..., list[GatewayProcess]]
+
+
+@pytest.fixture
+def database_url(postgres: Databases) -> Iterator[str]:
+    """URL of a database that is the test's own, and that a node has served."""
+    url = postgres.create(SERVED)
+    yield url
+    postgres.drop(url)
 
 
 @pytest.fixture

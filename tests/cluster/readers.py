@@ -3,7 +3,6 @@ record."""
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import uuid
@@ -12,7 +11,7 @@ from collections.abc import Collection
 import confluent_kafka
 
 from tests.closing import close
-from tests.compat.checker import check, read_log
+from tests.compat.checker import Event, Log, check
 
 FINISH_S = 90.0
 """Seconds within which a tenth of the outstanding records must arrive."""
@@ -30,6 +29,8 @@ class Readers:
         self.topic = topic
         self.delivered: set[Place] = set()
         self._missing: set[Place] = set()
+        self._enough = -1
+        """`finish` waits until no more records than this are missing."""
         self._settings: dict[str, str | int | bool] = {
             "bootstrap.servers": bootstrap,
             "group.id": f"readers-{uuid.uuid4().hex[:8]}",
@@ -44,7 +45,7 @@ class Readers:
             "reconnect.backoff.max.ms": 500,
             "log_level": 0,
         }
-        self._lines: list[str] = []
+        self._events: list[Event] = []
         self._errors: list[str] = []
         self._progress = threading.Condition()
         self._stop = threading.Event()
@@ -53,7 +54,6 @@ class Readers:
         ]
 
     def start(self) -> None:
-        self._write("scenario", "", mode="cooperative", redelivery_allowed=True)
         for thread in self._threads:
             thread.start()
 
@@ -65,24 +65,27 @@ class Readers:
         with self._progress:
             self._missing = set(places) - self.delivered
             while left := len(self._missing):
-                came = self._progress.wait_for(lambda left=left: len(self._missing) <= left * 0.9, FINISH_S)
+                self._enough = int(left * 0.9)
+                came = self._progress.wait_for(lambda: len(self._missing) <= self._enough, FINISH_S)
                 assert came, f"{len(self._missing)} of {wanted} records were not read; {self._errors[-3:]}"
         self._stop.set()
         for thread in self._threads:
             thread.join(60)
             assert not thread.is_alive(), "a consumer does not close"
-        verdict = check(read_log("\n".join(self._lines)), outage=True)
+        events = sorted(self._events, key=lambda event: event.t)
+        header = {"mode": "cooperative", "redelivery_allowed": True, "topic": self.topic}
+        verdict = check(Log(header, tuple(events)), outage=True)
         assert verdict.deliveries >= wanted
         assert not verdict.problems, verdict.problems
 
-    def _write(self, event: str, member: str, partition: int = -1, offset: int = -1, **more: object) -> None:
-        line = {"t": time.time() * 1000, "event": event, "member": member, "topic": self.topic}
+    def _write(self, event: str, member: str, partition: int = -1, offset: int = -1) -> None:
+        written = Event(time.time() * 1000, event, member, self.topic, partition, offset)
         with self._progress:
-            self._lines.append(json.dumps({**line, "partition": partition, "offset": offset, **more}))
+            self._events.append(written)
             if event == "delivered":
                 self.delivered.add((partition, offset))
-                if (partition, offset) in self._missing:
-                    self._missing.discard((partition, offset))
+                self._missing.discard((partition, offset))
+                if len(self._missing) == self._enough:
                     self._progress.notify_all()
 
     def _read(self, member: str) -> None:

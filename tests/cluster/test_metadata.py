@@ -35,7 +35,7 @@ from tests.frames.members import create_topic as create_by_frame
 from tests.frames.members import fresh
 from tests.gateway.data_plane import records_in
 from tests.gateway_process import GatewayFactory, GatewayProcess
-from tests.steps.waiting import wait_for
+from tests.steps.waiting import until, wait_for
 from tests.wire import WireClient
 
 PATIENCE_S = 30.0
@@ -62,8 +62,12 @@ async def grow(client: WireClient, topic: str, count: int) -> None:
 
 async def seconds_until_known(client: WireClient, topic: str, partitions: int, within_s: float = PATIENCE_S) -> float:
     started = time.monotonic()
-    while await partitions_of(client, topic) != partitions:
-        assert time.monotonic() - started < within_s, f"{partitions} partitions are not known"
+    await until(
+        lambda: partitions_of(client, topic),
+        f"{partitions} partitions are known",
+        holds=lambda known: known == partitions,
+        seconds=within_s,
+    )
     return time.monotonic() - started
 
 

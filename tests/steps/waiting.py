@@ -18,6 +18,10 @@ T = TypeVar("T")
 
 SECONDS = 60.0
 POLL_SECONDS = 0.01
+PAUSES, LONGEST_PAUSE_SECONDS = 4, 0.1
+"""The pause between two looks is this many times as long as a look takes, up to a bound. Otherwise some looks, such as
+reading all metrics of several nodes, take more CPU time than the work for which the test waits.
+"""
 _BLOCKED = """
 select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'
 """
@@ -30,10 +34,13 @@ def wait_for(
     value.
     """
     deadline = time.monotonic() + seconds
-    while not holds(found := look()):
+    while True:
+        looked_s = time.monotonic()
+        found = look()
+        if holds(found):
+            return found
         assert time.monotonic() < deadline, _late(seconds, what, found)
-        time.sleep(POLL_SECONDS)
-    return found
+        time.sleep(_pause_s(looked_s))
 
 
 async def until(
@@ -48,12 +55,13 @@ async def until(
     """
     deadline = time.monotonic() + seconds
     while True:
+        looked_s = time.monotonic()
         answer = look()
         found = cast(T, await answer if inspect.isawaitable(answer) else answer)
         if holds(found):
             return found
         assert time.monotonic() < deadline, _late(seconds, what, found)
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(_pause_s(looked_s))
 
 
 async def until_blocked(connection: asyncpg.Connection, sessions: int = 1) -> None:
@@ -71,6 +79,10 @@ async def turns(count: int = 1) -> None:
     """Let other tasks of the event loop run for this many turns."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+def _pause_s(looked_s: float) -> float:
+    return min(max(POLL_SECONDS, PAUSES * (time.monotonic() - looked_s)), LONGEST_PAUSE_SECONDS)
 
 
 def _late(seconds: float, what: str, found: object) -> str:
