@@ -2,14 +2,14 @@
 
 An import of the gateway takes a second of CPU, which is more than everything else at a gateway's start. A parent
 process, `python -m tests.forks DESCRIPTOR`, imports the gateway and then forks for each request. A request is one
-packet on a socket: JSON with the arguments, the directory and the environment, and two descriptors, of the log and of a
-pipe. The answer is the child's process id. When the child has ended, its wait status is written into the pipe. The
-parent process ends with the process that started it, because the socket then closes. Its children continue.
+packet on a socket: JSON with the arguments, the directory and the environment, and the descriptors of a pipe and of the
+child's streams. The answer is the child's process id. When the child has ended, its wait status is written into the
+pipe. The parent process ends with the process that started it, because the socket then closes. Its children continue.
 
 A child has everything that a new process has: its own arguments, directory, environment, standard streams and session
 of signals. It differs in three ways: all children share one hash seed, interpreter settings (PYTHON…, LD_…) have no
-effect, and the interpreter is not finalized at the end. So this module does not start a process whose environment a
-test sets.
+effect, and the interpreter is not finalized at the end. So a test that sets variables of other programs than Sluice
+starts an interpreter instead.
 
 A child's first write to a page that it shares with the parent process makes the kernel copy the page. These copies are
 most of a child's cost. The garbage collector writes to every object that it visits, and so does the finalization of an
@@ -38,7 +38,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
 IMPORTED = ("gateway.cli", "gateway.serve", "gateway.node", "gateway.operate.http", "gateway.operate.workers")
@@ -106,14 +106,30 @@ class Forks:
         return self._process.pid
 
     def start(
-        self, arguments: Sequence[str], *, directory: Path, environment: Mapping[str, str], log: IO[bytes]
+        self,
+        arguments: Sequence[str],
+        *,
+        directory: Path,
+        environment: Mapping[str, str],
+        log: IO[bytes],
+        errors: IO[bytes] | None = None,
+        given: IO[bytes] | None = None,
     ) -> Fork:
-        """Start `sluice` with arguments; `log` receives both output streams."""
+        """Start `sluice` with arguments. `log` receives its output and, unless `errors` receives them, its errors. The
+        command reads `given`, or nothing.
+        """
+        streams = {1: log, 2: errors or log} | ({} if given is None else {0: given})
         ended, written = os.pipe()
         try:
-            request = {"arguments": list(arguments), "directory": str(directory), "environment": dict(environment)}
+            request = {
+                "arguments": list(arguments),
+                "directory": str(directory),
+                "environment": dict(environment),
+                "streams": list(streams),
+            }
+            descriptors = [written, *(stream.fileno() for stream in streams.values())]
             with self._lock:
-                socket.send_fds(self._socket, [json.dumps(request).encode()], [log.fileno(), written])
+                socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
                 answer = self._socket.recv(MAX_PACKET_BYTES)
         finally:
             os.close(written)
@@ -148,15 +164,16 @@ def _serve(requests: socket.socket) -> Sequence[str]:
                 os.close(key.fd)
                 _report(key.data)
                 continue
-            packet, descriptors, _, _ = socket.recv_fds(requests, MAX_PACKET_BYTES, 2)
+            packet, descriptors, _, _ = socket.recv_fds(requests, MAX_PACKET_BYTES, 4)
             if not packet:
                 sys.exit(0)
-            log, status = descriptors
+            status, *streams = descriptors
             pid = os.fork()
             if not pid:
                 _close_inherited(waiting)
-                return _become(json.loads(packet), log, status)
-            os.close(log)
+                return _become(json.loads(packet), streams, status)
+            for stream in streams:
+                os.close(stream)
             waiting.register(os.pidfd_open(pid), selectors.EVENT_READ, _Child(pid, status))
             requests.send(str(pid).encode())
 
@@ -178,20 +195,16 @@ def _close_inherited(waiting: selectors.BaseSelector) -> None:
     waiting.close()
 
 
-def _become(request: dict[str, object], log: int, status: int) -> Sequence[str]:
+def _become(request: dict[str, Any], streams: Sequence[int], status: int) -> Sequence[str]:
     os.close(status)
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    os.close(log)
-    directory, environment, arguments = request["directory"], request["environment"], request["arguments"]
-    assert isinstance(directory, str)
-    assert isinstance(environment, dict)
-    assert isinstance(arguments, list)
-    os.chdir(directory)
+    for number, stream in zip(request["streams"], streams, strict=True):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(request["directory"])
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(request["environment"])
     time.tzset()
-    sys.argv[1:] = arguments
+    sys.argv[1:] = request["arguments"]
     return sys.argv[1:]
 
 

@@ -37,7 +37,12 @@ _FIND_COORDINATOR = struct.pack(">ihhih5sh5s", 22, 10, 0, 1, 5, b"probe", 5, b"p
 
 def clean_environment() -> dict[str, str]:
     """Return this process's environment without settings of the gateway."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+    return {name: value for name, value in os.environ.items() if not is_own_variable(name)}
+
+
+def is_own_variable(name: str) -> bool:
+    """Return whether the gateway itself reads the variable. The interpreter or a library may read any other."""
+    return name.startswith("SLUICE_")
 
 
 class GatewayProcess:
@@ -55,12 +60,13 @@ class GatewayProcess:
         start_s: float = START_SECONDS,
     ) -> None:
         """`root` is the directory of the sources to run, for example those of another release. With `forks`, the
-        gateway may start as a fork of another process, which saves a second of CPU. That is impossible if `environment`
-        or `root` is given. `start_s` is how long the gateway may take to serve.
+        gateway may start as a fork of another process, which saves a second of CPU. That is impossible if `root` is
+        given, or if `environment` has variables that the gateway does not read itself. `start_s` is how long the
+        gateway may take to serve.
         """
         self._root = root
         self._start_s = start_s
-        self._forks = forks if not environment and root == ROOT else None
+        self._forks = forks if root == ROOT and all(map(is_own_variable, environment)) else None
         self.data_dir = directory
         self.log_path = directory / "gateway.log"
         self.database_url = database_url

@@ -22,6 +22,7 @@ from storage.embedded_socket import USER
 from storage.postgres_programs import bin_directory
 from tests.chaos.load import Load, assert_nothing_lost, read_all
 from tests.clients.topics import create_topic
+from tests.forks import forks
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.postgres import short_directory
 from tests.steps.command import sluice
@@ -48,7 +49,7 @@ def started(directory: Path) -> Iterator[GatewayProcess]:
     Wait until the copy no longer lists the original's nodes. It lists them until their registrations have expired, and
     in this test the original nodes are still alive.
     """
-    node = GatewayProcess(directory, database_url=None, settings=SETTINGS, environment={})
+    node = GatewayProcess(directory, database_url=None, settings=SETTINGS, environment={}, forks=forks())
     node.start()
     try:
         admin = AdminClient({"bootstrap.servers": node.bootstrap})

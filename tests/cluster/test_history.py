@@ -19,6 +19,7 @@ from protocol.messages.offset_for_leader_epoch import (
 from protocol.messages.produce import PartitionProduceResponse
 from tests.cluster.proxy import proxied
 from tests.cluster.records import produce
+from tests.forks import forks
 from tests.frames.members import create_topic
 from tests.gateway_process import GatewayProcess
 from tests.restorable_postgres import RestorablePostgres
@@ -69,7 +70,7 @@ async def test_acknowledged_records_that_a_restore_removed_are_served_by_no_node
     nodes = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        node = GatewayProcess(tmp_path / name, database_url=restorable.url, settings={}, environment={})
+        node = GatewayProcess(tmp_path / name, database_url=restorable.url, settings={}, environment={}, forks=forks())
         nodes.append(node)
     a, b = nodes
     try:
@@ -142,7 +143,7 @@ async def test_a_node_whose_connections_stay_open_follows_a_failover(
     records = tmp_path / "records"
     with proxied(restorable.url) as proxy:
         environment = {"SLUICE_LOG_STORE": str(records)}
-        node = GatewayProcess(tmp_path, database_url=proxy.url, settings={}, environment=environment)
+        node = GatewayProcess(tmp_path, database_url=proxy.url, settings={}, environment=environment, forks=forks())
         try:
             node.start()
             async with await WireClient.connect(node.bootstrap) as client:

@@ -28,7 +28,7 @@ from storage.postgres_programs import find_programs
 from tests.clients.topics import create_topic
 from tests.gateway_process import ROOT, GatewayFactory, answers, clean_environment, free_ports
 from tests.postgres import short_directory
-from tests.steps.command import sluice
+from tests.steps.command import interpreted, sluice
 from tests.steps.waiting import wait_for
 
 WORKERS = 3
@@ -162,7 +162,7 @@ def test_workers_are_nodes_of_one_cluster_on_an_embedded_postgres(host: Callable
     rows = wait_for(shared, "the leases are not shared")
     assert rows is not None
     assert sorted(row["listeners"]["PLAINTEXT"] for row in rows) == running.bootstraps
-    table = sluice("nodes", "--data-dir", str(running.directory / "data")).stdout
+    table = interpreted("nodes", "--data-dir", str(running.directory / "data")).stdout
     assert re.search(r"^NODE .*LISTENERS .*LEASES .*REVISION-LAG", table)
     assert all(bootstrap in table for bootstrap in running.bootstraps)
     lines = [json.loads(line) for line in running.log().splitlines()]

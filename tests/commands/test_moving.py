@@ -12,7 +12,7 @@ from tests.chaos.load import read_all
 from tests.clients.topics import create_topic
 from tests.gateway_process import GatewayFactory
 from tests.postgres import EMPTY, Databases
-from tests.steps.command import output_of
+from tests.steps.command import interpreted, output_of
 
 RECORDS = 200
 COMMITTED = 30
@@ -49,10 +49,10 @@ def test_a_move_from_the_embedded_postgres_keeps_records_and_offsets(
     url = postgres.create(EMPTY)
     backup, records = str(tmp_path / "backup"), str(tmp_path / "records")
     try:
-        output_of("backup", backup, "--data-dir", str(old.data_dir))
-        said = output_of("restore", backup, "--database-url", url, "--log-store", records)
+        output_of("backup", backup, "--data-dir", str(old.data_dir), run=interpreted)
+        said = output_of("restore", backup, "--database-url", url, "--log-store", records, run=interpreted)
         assert "its delegation tokens have ended" in said
-        output_of("check", "--database-url", url, "--log-store", records)
+        output_of("check", "--database-url", url, "--log-store", records, run=interpreted)
         new = gateway_factory(database_url=url, environment={"SLUICE_LOG_STORE": records})
         assert read_all(new.bootstrap, topic, 1) == expected
         assert len(expected) == RECORDS

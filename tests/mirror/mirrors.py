@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import time
 import uuid
 from typing import Any, NamedTuple
@@ -16,8 +14,9 @@ import pytest
 from gateway.commands import groups
 from gateway.commands.client import Cluster
 from gateway.commands.groups import Commit, commit_offsets
-from tests.gateway_process import ROOT, GatewayProcess, clean_environment
+from tests.gateway_process import GatewayProcess
 from tests.kafka.process import LIBRARIES
+from tests.steps.command import Command, sluice
 
 TIMEOUT_S = 120
 needs_kafka = pytest.mark.skipif(
@@ -38,25 +37,13 @@ class Seen(NamedTuple):
 
 
 def words(source: str, target: GatewayProcess, *more: str) -> list[str]:
-    """Return the command line of a mirror that writes into a gateway's database."""
+    """Return the words of a command that mirrors into a gateway's database."""
     assert target.database_url is not None
-    return [
-        *(sys.executable, "-m", "gateway.cli", "mirror", "--from", source, "--to", target.bootstrap),
-        *("--database-url", target.database_url, *more),
-    ]
+    return ["mirror", "--from", source, "--to", target.bootstrap, "--database-url", target.database_url, *more]
 
 
-def start(source: str, target: GatewayProcess, *more: str) -> subprocess.Popen[str]:
-    environment = clean_environment()
-    return subprocess.Popen(
-        words(source, target, *more),
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(source: str, target: GatewayProcess, *more: str) -> Command:
+    return Command(*words(source, target, *more))
 
 
 def mirror_once(source: str, target: GatewayProcess, *more: str) -> dict[str, Any]:
@@ -69,9 +56,8 @@ def mirror_once(source: str, target: GatewayProcess, *more: str) -> dict[str, An
 
 def try_once(source: str, target: GatewayProcess, *more: str) -> tuple[int, str, str]:
     """Run the mirror. Return its exit code and its output."""
-    process = start(source, target, "--once", "--json", *more)
-    report, said = process.communicate(timeout=TIMEOUT_S)
-    return process.returncode, report, said
+    done = sluice(*words(source, target, "--once", "--json", *more))
+    return done.returncode, done.stdout, done.stderr
 
 
 def read_partition(bootstrap: str, topic: str, partition: int = 0, **settings: Any) -> list[Seen]:

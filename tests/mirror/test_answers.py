@@ -36,7 +36,7 @@ from tests.steps.moved import without_leader
 
 def mirror_here(source: str, target: GatewayProcess, *more: str) -> int:
     """Run the mirror in this process, so that a test can change the answers that the mirror gets."""
-    return main(words(source, target, "--once", "--json", *more)[3:])
+    return main(words(source, target, "--once", "--json", *more))
 
 
 def test_a_mirror_whose_source_does_not_say_where_a_log_ends_does_not_report_a_copy(

@@ -29,14 +29,17 @@ from tests.mirror.mirrors import (
     transact,
     try_once,
     watermarks,
+    words,
 )
+from tests.steps.command import interpreted, output_of
+from tests.steps.waiting import wait_for
 
 
 def test_records_keep_offsets_timestamps_keys_headers_and_compression(source: str, target: GatewayProcess) -> None:
     topic = create_topic(source, 3)
     for codec in CODECS:
         fill(source, topic, CODECS.index(codec) % 3, 200, **{"compression.type": codec})
-    report = mirror_once(source, target, "--topics", topic)
+    (report,) = json.loads(output_of(*words(source, target, "--once", "--json", "--topics", topic), run=interpreted))
     assert {row["partition"]: row["to"] for row in report["partitions"]} == {0: 400, 1: 400, 2: 200}
     for partition in range(3):
         original = read_partition(source, topic, partition)
@@ -341,8 +344,12 @@ def test_a_killed_mirror_goes_on_without_a_duplicate_or_a_gap(source: str, targe
 
 
 def _copied(target: GatewayProcess, topic: str) -> int:
+    return sum(_end(target, topic, partition) for partition in range(4))
+
+
+def _end(target: GatewayProcess, topic: str, partition: int = 0) -> int:
     try:
-        return sum(watermarks(target.bootstrap, topic, partition)[1] for partition in range(4))
+        return watermarks(target.bootstrap, topic, partition)[1]
     except confluent_kafka.KafkaException:
         return 0  # the topic does not exist yet
 
@@ -400,11 +407,4 @@ def test_a_waiting_consumer_receives_mirrored_records(source: str, target: Gatew
 
 
 def _wait_for_end(target: GatewayProcess, topic: str, end: int) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            if watermarks(target.bootstrap, topic)[1] >= end:
-                return
-        except confluent_kafka.KafkaException:
-            pass  # the topic does not exist yet
-        assert time.monotonic() < deadline, f"{topic} did not reach {end}"
+    wait_for(lambda: _end(target, topic), f"{topic} reaches {end}", holds=lambda found: found >= end)

@@ -194,7 +194,7 @@ def test_records_that_a_leader_appended_and_refused_are_not_appended_again(
 
     with monkeypatch.context() as patched:
         patched.setattr(Cluster, "ask", moving)
-        code = main(words(source, target, "--once", "--json", "--produce", "--topics", topic)[3:])
+        code = main(words(source, target, "--once", "--json", "--produce", "--topics", topic))
     printed = capsys.readouterr()
     assert (code, "NOT_LEADER_OR_FOLLOWER" in printed.err) == (1, True), printed
     mirror_once(source, target, "--produce", "--topics", topic)
