@@ -1,6 +1,6 @@
 """Fuzz the readers: `python -m tests.fuzz [--seconds 60] [--only TARGET …] [--runs N]`.
 
-Each target runs in a process of its own under atheris, which chooses inputs by coverage, and starts with valid messages
+Each target runs in a fork of its own under atheris, which chooses inputs by coverage, and starts with valid messages
 (`seeds.py`). Inputs that reach new code are kept in `.fuzz/TARGET`, which is not committed. The exit code is 1 if a
 target raised an error that no reader documents. The input is then in `.fuzz/TARGET-crash-…`.
 """
@@ -11,6 +11,9 @@ import argparse
 import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from tests.fuzz.seeds import seeds
 from tests.fuzz.targets import TARGETS
@@ -29,36 +32,47 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=sorted(TARGETS), default=sorted(TARGETS), help="these targets")
     arguments = parser.parse_args()
     failed = 0
-    for target in arguments.only:
-        seconds = max(1, arguments.seconds // len(arguments.only))
-        executions, ended = fuzz(target, seconds, arguments.runs)
+    seconds = max(1, arguments.seconds // len(arguments.only))
+    for target, executions, ended in fuzz(arguments.only, seconds, arguments.runs):
         sys.stdout.write(f"{target}: {executions:,} inputs, {'ok' if ended == 0 else 'FAILED'}\n")
         sys.stdout.flush()
         failed += ended != 0
     return 1 if failed else 0
 
 
-def fuzz(target: str, seconds: int, runs: int = -1) -> tuple[int, int]:
-    """Fuzz one target; return the number of inputs and the exit code of its process."""
-    found = FOUND / target
-    found.mkdir(parents=True, exist_ok=True)
-    for number, data in enumerate(seeds(target)):
-        (found / f"seed-{number}").write_bytes(data)
-    command = [
-        *(sys.executable, "-m", "tests.fuzz.process", target, str(found)),
+def fuzz(targets: Sequence[str], seconds: int, runs: int = -1) -> Iterator[tuple[str, int, int]]:
+    """Fuzz targets one after the other, each for `seconds`. Yield each target with the number of its inputs and the
+    exit code of its process.
+    """
+    for target in targets:
+        found = FOUND / target
+        found.mkdir(parents=True, exist_ok=True)
+        for number, data in enumerate(seeds(target)):
+            (found / f"seed-{number}").write_bytes(data)
+    options = [
         f"-max_total_time={seconds}",
         f"-runs={runs}",
         f"-max_len={MAX_INPUT_BYTES}",
         f"-timeout={MAX_SECONDS_PER_INPUT}",
         f"-rss_limit_mb={MAX_MEMORY_MIB}",
-        f"-artifact_prefix={FOUND}/{target}-",
         "-print_final_stats=1",
     ]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", check=False)
-    counted = re.search(r"stat::number_of_executed_units:\s*(\d+)", ended.stderr)
-    if ended.returncode:
-        sys.stdout.write(ended.stdout[-4_000:] + ended.stderr[-4_000:])
-    return int(counted[1]) if counted else 0, ended.returncode
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.fuzz.process", str(FOUND), logs, *targets, "--", *options],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        for line in process.stdout or ():
+            target, code = line.split()
+            told = (Path(logs) / target).read_text(errors="replace")
+            counted = re.search(r"stat::number_of_executed_units:\s*(\d+)", told)
+            if int(code):
+                sys.stdout.write(told[-8_000:])
+            yield target, int(counted[1]) if counted else 0, int(code)
 
 
 if __name__ == "__main__":
