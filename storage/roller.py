@@ -61,6 +61,8 @@ MARK_PATIENCE_S = 3.0
 """Until the new history is noted in the store, the node serves no client."""
 
 _ALIVE_SHARE = 0.5
+_SCANNED_ROWS = 10_000
+"""Number of inline rows that one statement looks up before a slot is emptied."""
 
 
 class Roller:
@@ -155,18 +157,27 @@ class Roller:
 
     async def _alive_inline(self, slot: int) -> AsyncGenerator[list[Chunk]]:
         """Yield the live chunks of a slot in write order, a bounded number at a time."""
-        position = 0
-        while True:
+        position: int | None = 0
+        while position is not None:
             rows = await self._pool.fetch(statement("live_inline_chunks"), slot, position, self._sizes.listed_chunks)
-            if rows:
+            if rows[0]["position"] is not None:
                 yield [chunk_of(row) for row in rows]
-            if len(rows) < self._sizes.listed_chunks:
-                return
-            position = rows[-1]["position"]
+            position = rows[0]["scanned_to"]
 
     async def _truncate(self, slot: int) -> None:
+        """Empty the slot if nothing in it is alive."""
+        dead_rows, position = 0, 0
         try:
-            await self._pool.fetch_value(statement("truncate_inline"), slot)
+            while True:
+                row = await self._pool.fetch_row(statement("dead_inline_rows"), slot, position, _SCANNED_ROWS)
+                assert row is not None
+                if row["any_alive"]:
+                    return
+                if row["scanned_to"] is None:
+                    break
+                dead_rows += row["row_count"]
+                position = row["scanned_to"]
+            await self._pool.fetch_value(statement("truncate_inline"), slot, dead_rows)
         except StorageError as error:
             # A reader of the slot, a dump for instance, may take long. The next pass tries again.
             logger.info("inline bytes not removed yet: trying again", slot=slot, reason=str(error))

@@ -428,28 +428,25 @@ begin
 end
 $$;
 
-create function truncate_inline(p_slot smallint) returns boolean
+create function truncate_inline(p_slot smallint, p_dead_rows bigint) returns boolean
 language plpgsql volatile
 set lock_timeout = '200ms'
+set enable_seqscan = on -- All rows are counted, and without a vacuum an index shows none of them alone.
 as $$
--- Empty a slot that is not the current one and holds no live chunk. Return whether the slot was emptied. Lock before the
--- check: an append that took this slot for the current one has then ended, or will fill the emptied slot. Readers wait
--- only during the TRUNCATE.
+-- Empty a slot that is not the current one and has no row but the p_dead_rows that the caller has found dead: no chunk
+-- referred to them, so none ever will. Return whether the slot was emptied. Lock before the count: an append that took
+-- this slot for the current one has then ended, or will fill the emptied slot. Readers wait only during the TRUNCATE. To
+-- look up a chunk for each row here would take longer than a statement may, if there are millions of rows.
+declare
+    row_count bigint;
 begin
     execute format('lock table inline_records_%s in share row exclusive mode', p_slot);
     perform 1 from inline_rotation r where r.current_slot = p_slot;
     if found then
         return false;
     end if;
-    perform 1
-    from inline_records r
-    join lateral (
-        -- See live_inline_chunks for why `offset 0` is there.
-        select * from chunk c where c.partition_key = r.partition_key and c.base_offset = r.base_offset offset 0
-    ) c on c.inline_slot = r.slot and c.position = r.position
-    where r.slot = p_slot
-    limit 1;
-    if found then
+    execute format('select count(*) from inline_records_%s', p_slot) into row_count;
+    if row_count <> p_dead_rows then
         return false;
     end if;
     execute format('truncate table inline_records_%s', p_slot);

@@ -11,27 +11,53 @@ where slot <> r.current_slot and pg_relation_size(format('inline_records_%s', sl
 order by slot;
 
 -- name: live_inline_chunks
--- Live chunks in slot $1 behind position $2, at most $3, without their bytes.
+-- Of the next $3 rows of slot $1 behind position $2, the live chunks without their bytes, and the position of the last
+-- row (`scanned_to`, null: no row is left). One row without a chunk if none of them is alive. The limit counts dead rows
+-- too, because millions of them may follow each other, and a statement must end in time.
+with scanned as materialized (
+    select r.slot, r.position, r.partition_key, r.base_offset
+    from inline_records r
+    where r.slot = $1 and r.position > $2
+    order by r.position
+    limit $3
+)
 select
     c.partition_key, c.base_offset, c.last_offset, c.object_id, c.position, c.size_bytes, c.batch_count, c.leader_epoch,
-    c.final_heads, null::bytea as records
-from inline_records r
-join lateral (
-    -- Each row is looked up by itself. Without `offset 0`, a planner without statistics about r might scan the whole
-    -- index.
+    c.final_heads, null::bytea as records, last.scanned_to
+from (select max(s.position) as scanned_to from scanned s) last
+left join (
+    scanned r
+    join lateral (
+        -- Each row is looked up by itself. Without `offset 0`, a planner without statistics about r might scan the whole
+        -- index.
+        select * from chunk c where c.partition_key = r.partition_key and c.base_offset = r.base_offset offset 0
+    ) c on c.inline_slot = r.slot and c.position = r.position
+) on true
+order by c.position;
+
+-- name: dead_inline_rows
+-- Of the next $3 rows of slot $1 behind position $2: their number, the position of the last one (null: no row is left),
+-- and whether a chunk still refers to one of them.
+select count(*) as row_count, max(r.position) as scanned_to, coalesce(bool_or(c.position = r.position), false) as any_alive
+from (
+    select slot, position, partition_key, base_offset
+    from inline_records
+    where slot = $1 and position > $2
+    order by position
+    limit $3
+) r
+left join lateral (
+    -- See live_inline_chunks for why `offset 0` is there.
     select * from chunk c where c.partition_key = r.partition_key and c.base_offset = r.base_offset offset 0
-) c on c.inline_slot = r.slot and c.position = r.position
-where r.slot = $1 and r.position > $2
-order by r.position
-limit $3;
+) c on c.inline_slot = r.slot and c.position = r.position;
 
 -- name: inline_bytes
 -- The bytes at positions $2 of slot $1.
 select position, records from inline_records where slot = $1 and position = any ($2::bigint[]);
 
 -- name: truncate_inline
--- Return whether the slot is empty now.
-select truncate_inline($1);
+-- Return whether the slot is empty now. It stays as it is unless it has $2 rows.
+select truncate_inline($1, $2);
 
 -- name: seal_abandoned_objects
 -- Seal objects whose node has ended or has registered anew, and those that are $1 ms old, except those that a transaction

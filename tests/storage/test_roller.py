@@ -26,6 +26,7 @@ from storage.segments import SegmentDirectory
 from storage.types import NewBatch, PartitionKey, ReadRequest, Refusal, unregistered
 from tests.storage.batches import DEADLINE_S, EVERYTHING, append, append_each, new_batch, offsets, read
 from tests.storage.conftest import MakeTopic
+from tests.storage.pages import fill, pages_touched
 
 
 @pytest.fixture
@@ -169,6 +170,44 @@ async def test_without_a_directory_live_rows_move_to_another_slot_if_most_are_de
     assert await roller.roll(max_bytes=2**40, max_age_ms=-1) == 200
     assert await sql.fetchval("select count(*) from inline_records") == 1
     assert (await read(log, other)).batches[0].records[100] == 7
+
+
+async def test_a_slot_of_many_dead_rows_is_emptied_by_statements_that_end_in_time(
+    database_url: str, directory: SegmentDirectory, key: PartitionKey, sql: asyncpg.Connection
+) -> None:
+    """A statement that looks all of these rows up takes longer than this limit."""
+    await sql.execute(
+        "insert into inline_records select 0, nextval('inline_position'), $1, i, '' from generate_series(1, 300000) i",
+        key,
+    )
+    database = await Database.open(database_url, hot_connections=1, cold_connections=2, statement_timeout_ms=250)
+    log = LogStore(database, directory)
+    roller = Roller(database, log, directory)
+    try:
+        assert await roller.roll(**EVERYTHING) == 0
+        assert await inline_rows(sql) == 0
+    finally:
+        await roller.close()
+        await log.close()
+        await database.close()
+
+
+async def test_the_search_for_live_inline_chunks_ends_at_its_limit_if_all_rows_are_dead(
+    key: PartitionKey, sql: asyncpg.Connection
+) -> None:
+    await fill(sql, key, 5_000)
+    await sql.execute("delete from chunk")
+    assert await pages_touched(sql, statement("live_inline_chunks"), 0, 0, 100) < 1_000
+
+
+async def test_a_slot_with_a_row_that_was_not_found_dead_is_not_emptied(
+    key: PartitionKey, sql: asyncpg.Connection
+) -> None:
+    await fill(sql, key, 3)
+    await sql.execute("delete from chunk; update inline_rotation set current_slot = 1")
+    assert not await sql.fetchval(statement("truncate_inline"), 0, 2)
+    assert await sql.fetchval(statement("truncate_inline"), 0, 3)
+    assert await inline_rows(sql) == 0
 
 
 async def test_an_unreferenced_segment_is_removed_after_its_grace(
