@@ -88,7 +88,7 @@ def _api(name: str) -> ApiKey:
 
 
 def _code(name: str) -> ErrorCode:
-    try:
-        return ErrorCode[name.upper()]
-    except KeyError:
-        raise ValueError(f"Kafka has no error {name}") from None
+    code = ErrorCode.__members__.get(name.upper(), ErrorCode.NONE)
+    if code is ErrorCode.NONE:
+        raise ValueError(f"Kafka has no error {name}")
+    return code

@@ -253,6 +253,7 @@ def _timed(work: Callable[[], object]) -> float:
     [
         (lambda kafka: kafka.fail_next("Produced"), "Kafka has no API Produced"),
         (lambda kafka: kafka.fail_next("Produce", "OOPS"), "Kafka has no error OOPS"),
+        (lambda kafka: kafka.fail_next("Produce", "NONE"), "Kafka has no error NONE"),
         (lambda kafka: kafka.fail_next("Produce", times=0), "times is 0, and must be from 1 to 10000"),
         (lambda kafka: kafka.slow("Fetch", -1), "ms is -1, and must be from 0 to 600000"),
         (lambda kafka: kafka.create_topic("a b"), "topic a b: INVALID_TOPIC_EXCEPTION"),
