@@ -231,6 +231,8 @@ class Members:
         return await reply if isinstance(reply, asyncio.Future) else reply
 
     async def _view(self, group_id: str) -> AnyGroup:
+        if not self._groups.begun:
+            return Group(group_id)  # No client has looked for a coordinator, so no client has joined a group.
         return await self._groups.view(group_id)
 
 

@@ -191,6 +191,13 @@ def test_a_rebalance_takes_partitions_away_and_gives_them_back(kafka: Kafka, pro
         assert member.lost == 0
 
 
+def test_a_group_of_a_server_that_no_client_has_used_has_no_members() -> None:
+    with Kafka() as kafka:
+        assert kafka.members("nobody") == {}
+        with pytest.raises(KafkaTestError, match="group nobody has no members"):
+            kafka.lose_member("nobody")
+
+
 def test_a_group_or_member_that_does_not_exist_is_refused_by_name(kafka: Kafka) -> None:
     for action in (kafka.lose_member, kafka.rebalance):
         with pytest.raises(KafkaTestError, match="group nobody has no members"):
