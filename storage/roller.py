@@ -166,10 +166,11 @@ class Roller:
 
     async def _truncate(self, slot: int) -> None:
         """Empty the slot if nothing in it is alive."""
-        dead_rows, position = 0, 0
+        dead_rows: int = 0
+        position: int | None = None
         try:
             while True:
-                row = await self._pool.fetch_row(statement("dead_inline_rows"), slot, position, _SCANNED_ROWS)
+                row = await self._pool.fetch_row(statement("dead_inline_rows"), slot, position or 0, _SCANNED_ROWS)
                 assert row is not None
                 if row["any_alive"]:
                     return
@@ -177,7 +178,7 @@ class Roller:
                     break
                 dead_rows += row["row_count"]
                 position = row["scanned_to"]
-            await self._pool.fetch_value(statement("truncate_inline"), slot, dead_rows)
+            await self._pool.fetch_value(statement("truncate_inline"), slot, dead_rows, position)
         except StorageError as error:
             # A reader of the slot, a dump for instance, may take long. The next pass tries again.
             logger.info("inline bytes not removed yet: trying again", slot=slot, reason=str(error))

@@ -236,6 +236,12 @@ def _command(arguments: Sequence[str]) -> int:
         if isinstance(refused.code, int):
             return refused.code
         raise
+    except KeyboardInterrupt:
+        sys.stdout.flush()
+        # End as an interpreter does. `_Ending` would turn this into an exit code.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
+        raise
 
 
 if __name__ == "__main__":

@@ -56,8 +56,8 @@ left join lateral (
 select position, records from inline_records where slot = $1 and position = any ($2::bigint[]);
 
 -- name: truncate_inline
--- Return whether the slot is empty now. It stays as it is unless it has $2 rows.
-select truncate_inline($1, $2);
+-- Return whether the slot is empty now. It stays as it is unless it has $2 rows, of which the last has position $3.
+select truncate_inline($1, $2, $3);
 
 -- name: seal_abandoned_objects
 -- Seal objects whose node has ended or has registered anew, and those that are $1 ms old, except those that a transaction

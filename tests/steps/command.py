@@ -34,7 +34,7 @@ class Command:
                 given=given,
             )
         self._told: tuple[str, str] | None = None
-        self.poll, self.kill = self._fork.poll, self._fork.kill
+        self.poll, self.kill, self.send_signal = self._fork.poll, self._fork.kill, self._fork.send_signal
 
     @property
     def returncode(self) -> int | None:

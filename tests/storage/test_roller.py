@@ -205,9 +205,23 @@ async def test_a_slot_with_a_row_that_was_not_found_dead_is_not_emptied(
 ) -> None:
     await fill(sql, key, 3)
     await sql.execute("delete from chunk; update inline_rotation set current_slot = 1")
-    assert not await sql.fetchval(statement("truncate_inline"), 0, 2)
-    assert await sql.fetchval(statement("truncate_inline"), 0, 3)
+    last: int = await sql.fetchval("select max(position) from inline_records")
+    assert not await sql.fetchval(statement("truncate_inline"), 0, 2, last)
+    assert await sql.fetchval(statement("truncate_inline"), 0, 3, last)
     assert await inline_rows(sql) == 0
+
+
+async def test_a_slot_that_was_emptied_and_filled_again_since_it_was_found_dead_keeps_its_rows(
+    key: PartitionKey, sql: asyncpg.Connection
+) -> None:
+    """A node that was frozen between its look and its TRUNCATE may find as many rows as before, and other ones."""
+    await fill(sql, key, 3)
+    last: int = await sql.fetchval("select max(position) from inline_records")
+    await sql.execute("delete from chunk; truncate inline_records")
+    await fill(sql, key, 3)
+    await sql.execute("update inline_rotation set current_slot = 1")
+    assert not await sql.fetchval(statement("truncate_inline"), 0, 3, last)
+    assert await inline_rows(sql) == 3
 
 
 async def test_an_unreferenced_segment_is_removed_after_its_grace(
