@@ -47,6 +47,8 @@ PAGES = (
     "/#/settings",
 )
 EVIL = '"><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\u202e{{7*7}}'
+NARROW, USUAL, WIDE = 360, 1280, 2560
+"""Widths of windows, in pixels."""
 SCREENSHOTS = os.environ.get("SLUICE_TEST_SCREENSHOTS")
 
 WATCH = """
@@ -59,7 +61,7 @@ document.addEventListener("securitypolicyviolation", (event) => {
 
 @contextmanager
 def opened(
-    browser: Browser, console: Consoled, path: str, *, width: int = 1280, height: int = 860, dark: bool = False
+    browser: Browser, console: Consoled, path: str, *, width: int = USUAL, height: int = 860, dark: bool = False
 ) -> Iterator[Page]:
     """Open a page. Fail if a script fails, if the content security policy blocks something, or if a name was rendered
     as markup.
@@ -118,6 +120,16 @@ def picture(page: Page, name: str, *, whole: bool = True) -> None:
         page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png", full_page=whole)
 
 
+def width_of(page: Page) -> int:
+    return page.evaluate("document.documentElement.scrollWidth")
+
+
+def resize(page: Page, width: int) -> None:
+    """Change the width of the window, and wait until the page has drawn its timeline anew."""
+    page.set_viewport_size({"width": width, "height": 860})
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
 def demand_accessible(page: Page) -> None:
     result = Axe().run(page, options={"resultTypes": ["violations"]})
     found: list[dict[str, Any]] = result.response["violations"]
@@ -148,20 +160,18 @@ def busy(console: Consoled) -> Consoled:
 
 @pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.long)], ids=["light", "dark"])
 @pytest.mark.parametrize("path", PAGES)
-def test_page_is_accessible_and_breaks_no_policy(busy: Consoled, browser: Browser, path: str, dark: bool):
-    with opened(browser, busy, path, dark=dark) as page:
+def test_page_fits_its_window_is_accessible_and_breaks_no_policy(
+    busy: Consoled, browser: Browser, path: str, dark: bool
+):
+    with opened(browser, busy, path, width=NARROW, dark=dark) as page:
         page.wait_for_load_state("load")
-        demand_accessible(page)
-
-
-@pytest.mark.parametrize("width", [360, 2560])
-@pytest.mark.parametrize("path", PAGES)
-def test_page_fits_narrow_and_wide_windows(busy: Consoled, browser: Browser, path: str, width: int):
-    with opened(browser, busy, path, width=width) as page:
-        page.wait_for_load_state("load")
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        if width == 360 and path.startswith("/#/group?"):
+        assert width_of(page) <= NARROW
+        if path.startswith("/#/group?"):
             demand_accessible(page)
+        resize(page, WIDE)
+        assert width_of(page) <= WIDE
+        resize(page, USUAL)
+        demand_accessible(page)
 
 
 def test_timeline_shows_one_lane_for_each_partition_in_the_colour_of_its_owner(busy: Consoled, browser: Browser):
