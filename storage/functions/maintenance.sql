@@ -433,9 +433,10 @@ language plpgsql volatile
 set lock_timeout = '200ms'
 set enable_seqscan = on -- All rows are counted, and without a vacuum an index shows none of them alone.
 as $$
--- Empty a slot that is not the current one and has no row but the p_dead_rows that the caller has found dead: no chunk
--- referred to them, so none ever will. The last of them has the greatest position, p_last_position (null: there is none).
--- If that row is still there, nobody has emptied the slot and filled it again since. Return whether the slot was emptied.
+-- Empty a slot that is not the current one and has only the p_dead_rows rows that the caller has found dead: no chunk
+-- referred to them, and no later chunk will. The last of them has the greatest position, p_last_position (null: the slot
+-- has no rows). If that row is still there, the slot was not emptied and filled again since. Return whether the slot was
+-- emptied.
 -- Lock before the count: an append that took this slot for the current one has then ended, or will fill the emptied
 -- slot. Readers wait only during the TRUNCATE. To look up a chunk for each row here would take longer than a statement
 -- may, if there are millions of rows.
