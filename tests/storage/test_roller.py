@@ -205,7 +205,7 @@ async def test_a_slot_with_a_row_that_was_not_found_dead_is_not_emptied(
 ) -> None:
     await fill(sql, key, 3)
     await sql.execute("delete from chunk; update inline_rotation set current_slot = 1")
-    last: int = await sql.fetchval("select max(position) from inline_records")
+    last = await sql.fetchval("select max(position) from inline_records")
     assert not await sql.fetchval(statement("truncate_inline"), 0, 2, last)
     assert await sql.fetchval(statement("truncate_inline"), 0, 3, last)
     assert await inline_rows(sql) == 0
@@ -216,7 +216,7 @@ async def test_a_slot_that_was_emptied_and_filled_again_since_it_was_found_dead_
 ) -> None:
     """A node that was frozen between its look and its TRUNCATE may find as many rows as before, and other ones."""
     await fill(sql, key, 3)
-    last: int = await sql.fetchval("select max(position) from inline_records")
+    last = await sql.fetchval("select max(position) from inline_records")
     await sql.execute("delete from chunk; truncate inline_records")
     await fill(sql, key, 3)
     await sql.execute("update inline_rotation set current_slot = 1")
