@@ -11,7 +11,9 @@ from typing import Any, ParamSpec, TypeVar
 import pytest
 import yaml
 
+from gateway.building.database import DATABASE_PATIENCE_S, LOCK_PATIENCE_S
 from gateway.config.settings import Settings, load
+from storage.migrate import MIGRATION_PATIENCE_S
 from tests.deploy.helm import missing, program
 from tests.gateway_process import ROOT
 
@@ -143,6 +145,8 @@ def check(objects: list[dict[str, Any]], directory: Path) -> None:
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         target = node[probe]["httpGet"]
         assert (target["path"] in routes, target["port"]) == (True, "metrics")
+    start_s = node["startupProbe"]["periodSeconds"] * node["startupProbe"]["failureThreshold"]
+    assert start_s >= DATABASE_PATIENCE_S + LOCK_PATIENCE_S + MIGRATION_PATIENCE_S
     assert pod["terminationGracePeriodSeconds"] > used.drain_ms / 1000 + DRAIN_MARGIN_S
 
     image = (ROOT / "Dockerfile").read_text()
