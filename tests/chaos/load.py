@@ -24,6 +24,9 @@ class Load(threading.Thread):
         self._pause_s = pause_s
         self.group = f"g-{uuid.uuid4().hex[:8]}"
         self.acknowledged: dict[bytes, tuple[int, int]] = {}
+        self.unplaced: dict[bytes, int] = {}
+        """Partitions of acknowledged records whose offset librdkafka does not know: the answer to a later batch, or to
+        a repetition, has shown that they were appended."""
         self.failed: list[str] = []
         self.committed: dict[int, int] = {}
         self._stop_requested = threading.Event()
@@ -85,11 +88,16 @@ class Load(threading.Thread):
         value, partition, offset = message.value(), message.partition(), message.offset()
         assert value is not None
         assert partition is not None
-        assert offset is not None
         with self._progress:
-            self.acknowledged[value] = (partition, offset)
-            if len(self.acknowledged) == self._enough:
+            if offset is None:
+                self.unplaced[value] = partition
+            else:
+                self.acknowledged[value] = (partition, offset)
+            if self._count() == self._enough:
                 self._progress.notify_all()
+
+    def _count(self) -> int:
+        return len(self.acknowledged) + len(self.unplaced)
 
     def commit(self, committer: confluent_kafka.Consumer, offset: int) -> None:
         wanted = [confluent_kafka.TopicPartition(self.topic, index, offset) for index in range(self.partitions)]
@@ -103,8 +111,8 @@ class Load(threading.Thread):
 
     def wait_for(self, count: int, timeout_s: float = 90) -> None:
         with self._progress:
-            self._enough = len(self.acknowledged) + count
-            assert self._progress.wait_for(lambda: len(self.acknowledged) >= self._enough, timeout_s), (
+            self._enough = self._count() + count
+            assert self._progress.wait_for(lambda: self._count() >= self._enough, timeout_s), (
                 f"no {count} further acknowledgements within {timeout_s} s; failures: {self.failed[:3]}"
             )
 
@@ -154,6 +162,9 @@ def assert_nothing_lost(load: Load) -> None:
     records = read_all(load.bootstrap, load.topic, load.partitions)
     missing = [value for value, place in load.acknowledged.items() if records.get(place) != value]
     assert not missing, f"{len(missing)} acknowledged records are not at their offset, e.g. {missing[:5]}"
+    partitions = {value: partition for (partition, _), value in records.items()}
+    lost = [value for value, partition in load.unplaced.items() if partitions.get(value) != partition]
+    assert not lost, f"{len(lost)} acknowledged records are not in their partition, e.g. {lost[:5]}"
     values = list(records.values())
     assert len(values) == len(set(values)), f"{len(values) - len(set(values))} records are there twice"
     consumer = confluent_kafka.Consumer({"bootstrap.servers": load.bootstrap, "group.id": load.group})
