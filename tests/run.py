@@ -28,7 +28,8 @@ FLAKY = Path(__file__).parent / "flaky.json"
 """Reasons of known flaky tests, by the test's id."""
 OTHER_SUITES = ("tests/pipeline", "tests/containers", "tests/objects")
 """Suites that have requirements and commands of their own."""
-WORKERS_PER_CPU = 2
+WORKERS = int(2.5 * (os.cpu_count() or 1))
+"""More per CPU leave the tests that depend on time too little of it."""
 MAX_ASKED_AGAIN = 10
 """If more tests than this fail, the run does not repeat them, because so many failures are no accident."""
 MAX_FLAKY = 5
@@ -92,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--long-tests", action="store_true", help="the long tests, which do not run otherwise")
     parser.add_argument("--part", type=int, choices=range(1, PARTS + 1), help="of the long tests one part")
     parser.add_argument("--say-part", action="store_true", help="print the part whose turn it is, and end")
-    parser.add_argument("--workers", type=int, default=WORKERS_PER_CPU * (os.cpu_count() or 1), help="0: one process")
+    parser.add_argument("--workers", type=int, default=WORKERS, help="0: one process")
     parser.add_argument("--ask-again", action="store_true", help="run failed tests again, to tell flaky ones")
     parser.add_argument("--cache", default=".pytest_cache", help="where pytest keeps which tests failed")
     options, rest = parser.parse_known_args(arguments)
