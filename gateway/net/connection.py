@@ -102,6 +102,7 @@ class _Slot:
     admission: Admission
     held_bytes: int
     """Bytes of the request and of the work on it until it is answered; then bytes of the answer."""
+    request: Coroutine[object, None, Sequence[Buffer]] = field(repr=False)
     chunks: Sequence[Buffer] = ()
     ready: bool = False
     in_work: bool = True
@@ -305,6 +306,7 @@ class Connection(asyncio.BufferedProtocol):
         self._finishing.discard(task)
         # This includes a request that was cancelled, maybe before it began: it has ended, and must not delay those
         # behind it.
+        slot.request.close()
         self._leave_work(slot)
         slot.ready = True
         self._run_out()
@@ -452,12 +454,12 @@ class Connection(asyncio.BufferedProtocol):
             self._alone_in_work += 1
         elif pipelined:
             self._pipelined_in_work += 1
-        slot = _Slot(admission, held_bytes)
+        # This call takes a place in order. The event loop starts tasks in the order of their creation.
+        slot = _Slot(admission, held_bytes, self._requests.handle(frame, self.info))
         self._slots.append(slot)
         self._held_bytes += held_bytes
         self._holdings.take(held_bytes)
-        # This call takes a place in order. The event loop starts tasks in the order of their creation.
-        slot.task = self._create_task(self._answer(slot, self._requests.handle(frame, self.info)))
+        slot.task = self._create_task(self._answer(slot))
         return True
 
     def proceed(self) -> None:
@@ -492,10 +494,10 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- answering ------------------------------------------------------------------------------------------------
 
-    async def _answer(self, slot: _Slot, request: Coroutine[object, None, Sequence[Buffer]]) -> None:
+    async def _answer(self, slot: _Slot) -> None:
         chunks: Sequence[Buffer] | None = None
         try:
-            chunks = slot.chunks = await request
+            chunks = slot.chunks = await slot.request
         except LastAnswerError as last:
             chunks = slot.chunks = last.chunks
             self._observer.protocol_error(last.reason)
