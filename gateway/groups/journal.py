@@ -10,7 +10,7 @@ rows that Postgres refuses, are counted and dropped, and the next batch begins w
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -27,6 +27,7 @@ from gateway.groups.journal_rows import DEAD, EMPTY, Rows
 from gateway.groups.journal_sheet import Happened
 from gateway.groups.kinds import AnyGroup
 from gateway.log.catalog import Catalog
+from gateway.net.pieces import in_pieces
 from gateway.operate.logs import NO_REQUEST
 from gateway.operate.metrics import Metrics
 from protocol.shown import shown
@@ -190,13 +191,15 @@ class Journal:
                 self._put(_Silent(summary, fact, self._now_ms(), self._node_id()), 1, 1)
         return tuple(fact for fact in facts if not isinstance(fact, MemberSilent))
 
-    def committed(self, group_id: str, generation_id: int, member_id: str, commits: Sequence[JournaledCommit]) -> None:
+    async def committed(
+        self, group_id: str, generation_id: int, member_id: str, commits: Sequence[JournaledCommit]
+    ) -> None:
         """Note an OffsetCommit that is about to be answered, with a row per partition. If the group has committed more
         than COMMITS_PER_S, one row for each error stands for the whole request.
         """
         now_ms = self._now_ms()
         if not self._paces.allows(group_id, len(commits), self._loop.time()):
-            commits = summed_up(commits)
+            commits = await summed_up(commits)
         for first in range(0, len(commits), MAX_BATCH):
             some = commits[first : first + MAX_BATCH]
             asked = _Commits(group_id, generation_id, member_id, some, now_ms, self._node_id())
@@ -378,15 +381,14 @@ class _Paces:
         return allowed
 
 
-def summed_up(commits: Iterable[JournaledCommit]) -> list[JournaledCommit]:
+async def summed_up(commits: Iterable[JournaledCommit]) -> list[JournaledCommit]:
     """Return one commit for each error, with the number of commits that it stands for."""
     firsts: dict[int, JournaledCommit] = {}
-    for one in commits:
-        first = firsts.get(one.error_code)
-        firsts[one.error_code] = (
-            one if first is None else first._replace(commit_count=first.commit_count + one.commit_count)
-        )
-    return list(firsts.values())
+    counts: Counter[int] = Counter()
+    async for one in in_pieces(commits):
+        firsts.setdefault(one.error_code, one)
+        counts[one.error_code] += one.commit_count
+    return [first._replace(commit_count=counts[error_code]) for error_code, first in firsts.items()]
 
 
 class _Topics:

@@ -353,7 +353,7 @@ def decode_or_refuse(sample: Sample, frame: bytes) -> None:
 
 
 def stays_below(bound_bytes: int, work: Callable[[], object]) -> bool:
-    """Whether this work stays below the bound once in three times. Threads that other tests have left behind may
+    """Return whether this work stays below the bound once in three times. Threads that other tests have left behind may
     allocate memory, too, but not each time.
     """
     return any(peak_of(work) < bound_bytes for _ in range(3))

@@ -93,8 +93,8 @@ async def _journal(
                     int(one.error or ErrorCode.NONE),
                 )
             )
-    journaled += summed_up(elsewhere)
-    journal.committed(request.group_id, request.generation_id_or_member_epoch, request.member_id, journaled)
+    journaled += await summed_up(elsewhere)
+    await journal.committed(request.group_id, request.generation_id_or_member_epoch, request.member_id, journaled)
 
 
 def _committed(one: Commit) -> OffsetCommitResponsePartition:

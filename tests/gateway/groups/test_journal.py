@@ -25,6 +25,7 @@ from storage.journal import JournalEvent, JournalStore
 from storage.pool import Database
 from storage.topics import TopicStore
 from tests.steps.waiting import until, until_blocked
+from tests.turns import HELD_MS, watched
 
 TOPIC_ID = uuid.uuid4()
 ROOM = 3
@@ -37,8 +38,8 @@ class Writer:
     metrics: Metrics
     observer: asyncpg.Connection
 
-    def commit(self, offset: int) -> None:
-        self.journal.committed("g", 1, "m", [JournaledCommit(TOPIC_ID, "t", 0, offset, 0, 9, 0)])
+    async def commit(self, offset: int) -> None:
+        await self.journal.committed("g", 1, "m", [JournaledCommit(TOPIC_ID, "t", 0, offset, 0, 9, 0)])
 
     async def offsets(self) -> list[int]:
         return [row[0] for row in await self.observer.fetch('select "offset" from journal_offset order by seq')]
@@ -78,10 +79,10 @@ async def until_written(writer: Writer, rows: int) -> None:
 async def test_dropped_rows_are_counted_and_reported_in_the_journal(writer: Writer) -> None:
     async with writer.observer.transaction():
         await writer.observer.execute("select 1 from journal_position for update")
-        writer.commit(0)
+        await writer.commit(0)
         await until_writing(writer)
         for offset in range(1, 8):
-            writer.commit(offset)
+            await writer.commit(offset)
         assert writer.counted("journal_dropped_rows") == 7 - ROOM
     await asyncio.wait_for(writer.journal.close(), 20)
     assert await writer.offsets() == [0, *range(1, 1 + ROOM)]
@@ -92,10 +93,10 @@ async def test_dropped_rows_are_counted_and_reported_in_the_journal(writer: Writ
 
 async def test_refused_batch_is_counted_and_reported_in_the_next_one(writer: Writer) -> None:
     await writer.observer.execute("alter table journal_offset rename to gone")
-    writer.commit(0)
+    await writer.commit(0)
     await until_dropped(writer, 1)
     await writer.observer.execute("alter table gone rename to journal_offset")
-    writer.commit(1)
+    await writer.commit(1)
     await asyncio.wait_for(writer.journal.close(), 20)
     assert await writer.offsets() == [1]
     told = await writer.observer.fetch("select seq, row_count from journal_event where kind = 'rows_dropped'")
@@ -106,12 +107,12 @@ async def test_row_that_postgres_refuses_is_dropped_alone(writer: Writer) -> Non
     await writer.observer.execute('alter table journal_offset add check ("offset" not in (3, 4, 11))')
     async with writer.observer.transaction():
         await writer.observer.execute("select 1 from journal_position for update")
-        writer.commit(0)
+        await writer.commit(0)
         await until_writing(writer)
         commits = [JournaledCommit(TOPIC_ID, "t", 0, offset, 0, 9, 0) for offset in range(1, ROOM + 1)]
-        writer.journal.committed("g", 1, "m", commits)
+        await writer.journal.committed("g", 1, "m", commits)
     await until_written(writer, 1 + ROOM - sum(offset <= ROOM for offset in (3, 4, 11)))
-    writer.commit(100)
+    await writer.commit(100)
     await asyncio.wait_for(writer.journal.close(), 20)
     kept = [offset for offset in range(1, ROOM + 1) if offset not in (3, 4, 11)]
     assert await writer.offsets() == [0, *kept, 100]
@@ -150,7 +151,7 @@ async def test_what_happens_to_members_is_written_soon_however_long_commits_ling
     events = "select count(*) from sluice.journal_event where kind = 'loaded'"
 
     async def happens(count: int) -> None:
-        journal.committed("g", 7, "m", [JournaledCommit(TOPIC_ID, "t", 0, count, 0, 9, 0)])
+        await journal.committed("g", 7, "m", [JournaledCommit(TOPIC_ID, "t", 0, count, 0, 9, 0)])
         journal.happened(Group("g"), group, ())
         await until(lambda: database.cold.fetch_value(events), "an event", holds=lambda found: found == count)
 
@@ -164,7 +165,7 @@ async def test_what_happens_to_members_is_written_soon_however_long_commits_ling
 
 async def test_names_of_clients_are_written_cut_and_printable(writer: Writer) -> None:
     hostile = "\x1b]0;owned\x07" + "n" * 32_000
-    writer.journal.committed("g", 1, "m" * 300, [JournaledCommit(None, hostile, 0, 1, None, None, 3)])
+    await writer.journal.committed("g", 1, "m" * 300, [JournaledCommit(None, hostile, 0, 1, None, None, 3)])
     member = Member(MemberId("m"), hostile, hostile, "/host", 10_000, 10_000, ((hostile, b""),))
     group = Group("g", GroupState.STABLE, True, "consumer", hostile, 7, member.member_id, {member.member_id: member})
     writer.journal.happened(Group("g"), group, ())
@@ -184,13 +185,13 @@ async def test_names_of_clients_are_written_cut_and_printable(writer: Writer) ->
 
 async def test_missing_days_are_created(writer: Writer) -> None:
     """Days are missing after a restore from a backup, or if a node slept over midnight."""
-    writer.commit(0)
+    await writer.commit(0)
     await until_written(writer, 1)
     today = await writer.observer.fetchval("select 'journal_offset_' || to_char(now() at time zone 'UTC', 'YYYYMMDD')")
     await writer.observer.execute(f"drop table {today}")
-    writer.commit(1)
+    await writer.commit(1)
     await until_dropped(writer, 1)
-    writer.commit(2)
+    await writer.commit(2)
     await asyncio.wait_for(writer.journal.close(), 20)
     assert await writer.offsets() == [2]
 
@@ -212,10 +213,18 @@ def refused(partition: int, error_code: int) -> JournaledCommit:
     return JournaledCommit(None, "t", partition, 7, None, None, error_code)
 
 
-def test_commits_are_summed_up_by_error_and_counted() -> None:
+async def test_commits_are_summed_up_by_error_and_counted() -> None:
     commits = [refused(0, 3), refused(1, 29), refused(2, 3), refused(3, 3)]
-    assert summed_up(commits) == [refused(0, 3)._replace(commit_count=3), refused(1, 29)]
-    assert summed_up(summed_up(commits)) == summed_up(commits)
+    summed = [refused(0, 3)._replace(commit_count=3), refused(1, 29)]
+    assert await summed_up(commits) == summed
+    assert await summed_up(summed) == summed
+
+
+async def test_many_commits_are_summed_up_in_pieces() -> None:
+    commits = [refused(number, 3) for number in range(300_000)]
+    async with watched() as turns:
+        assert await summed_up(commits) == [refused(0, 3)._replace(commit_count=300_000)]
+    assert turns.longest_ms < HELD_MS
 
 
 async def test_a_group_that_commits_faster_than_its_pace_gets_one_row_for_a_request(database_url: str) -> None:
@@ -224,9 +233,9 @@ async def test_a_group_that_commits_faster_than_its_pace_gets_one_row_for_a_requ
     catalog = Catalog(TopicStore(database), Tail(1_000_000), BrokerConfig())
     journal = Journal(JournalStore(database), MACHINES, catalog, lambda: 1, Metrics(), linger_s=0.01, commits_per_s=1)
     within, beyond = BURST_S, 100
-    journal.committed("busy", 1, "m", [refused(number, 0) for number in range(within)])
-    journal.committed("busy", 1, "m", [refused(number, 0) for number in range(beyond)])
-    journal.committed("calm", 1, "m", [refused(number, 0) for number in range(within)])
+    await journal.committed("busy", 1, "m", [refused(number, 0) for number in range(within)])
+    await journal.committed("busy", 1, "m", [refused(number, 0) for number in range(beyond)])
+    await journal.committed("calm", 1, "m", [refused(number, 0) for number in range(within)])
     await asyncio.wait_for(journal.close(), 20)
     counts = "select group_id, commit_count, count(*) from sluice.journal_offset group by 1, 2 order by 1, 2"
     rows = [tuple(row) for row in await database.cold.fetch(counts)]
