@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 import confluent_kafka
+from confluent_kafka import KafkaError
 
 PATIENCE_S = 30.0
 OWN_ID_LENGTH = 22
@@ -40,6 +41,24 @@ def close(
             poll()
     consumer.poll(0)
     consumer.close()
+
+
+def responds(consumer: confluent_kafka.Consumer, partition: confluent_kafka.TopicPartition, patience_s: float) -> bool:
+    """Return whether the consumer's thread in librdkafka answers. `unsubscribe` waits for this thread without a limit,
+    and holds the interpreter's lock while it waits. The thread stands still for ever if a broker leaves the cluster
+    while it owes the answer to an OffsetForLeaderEpoch (confluentinc/librdkafka#5476, in 2.16.0).
+    """
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        left_s = deadline_s - time.monotonic()
+        try:
+            consumer.committed([partition], max(left_s, 0.1))
+        except confluent_kafka.KafkaException as error:
+            if error.args[0].code() in (KafkaError._TIMED_OUT, KafkaError._WAIT_COORD):  # noqa: SLF001 - public names
+                if left_s > 0:
+                    continue
+                return False
+        return True
 
 
 def _has_left(consumer: confluent_kafka.Consumer) -> bool:

@@ -34,7 +34,7 @@ from kafka.structs import OffsetAndMetadata
 from kafka.structs import TopicPartition as KafkaPythonPartition
 
 from tests.aiokafka_stop import stop_aiokafka
-from tests.closing import close
+from tests.closing import close, responds
 from tests.trust.foreign import ForeignProcess
 from tests.trust.history import Change, Consumed, History, OffsetCommitted, Outcome, OwnerChanged, number_in
 from tests.trust.patience import CALL_S, LEAVE_S, PATIENT, WorkloadError
@@ -81,6 +81,8 @@ class Membership:
         self.owned: set[int] = set()
         self.uncommitted = 0
         """Number of records that were processed since the last commit of all positions."""
+        self.heard_s = time.monotonic()
+        """When the client last received a record or partitions."""
 
     def took(self, partition: int, offset: int, value: int, at_s: float | None = None) -> None:
         life = self._life
@@ -88,6 +90,7 @@ class Membership:
         self._history.add(Consumed(life.group, life.name, life.topic, partition, offset, value, at_s))
         self._positions[partition] = offset + 1
         self.uncommitted += 1
+        self.heard_s = at_s
 
     def to_commit(self, partitions: Collection[int] | None = None) -> dict[int, int]:
         """Return the offsets to commit of these partitions, or of all: one past the last processed record."""
@@ -129,6 +132,8 @@ class Membership:
             self._positions.pop(partition, None)
             self.owned.add(partition) if change is Change.ASSIGNED else self.owned.discard(partition)
             at_s = time.monotonic() if at_s is None else at_s
+            if change is Change.ASSIGNED:
+                self.heard_s = at_s
             self._history.add(OwnerChanged(life.group, life.name, life.topic, partition, change, at_s))
 
 
@@ -157,8 +162,11 @@ class LibrdkafkaMember:
             if is_simple:
                 self._commit()
                 self._consumer.close()
-            else:
+            elif responds(self._consumer, TopicPartition(self._life.topic, 0), LEAVE_S):
                 close(self._consumer, self._take, patience_s=LEAVE_S)
+            else:
+                # The client has deadlocked. It no longer sends heartbeats, so its group goes on without it.
+                self._membership.lost(set(self._membership.owned), self._membership.heard_s)
         except KafkaException as error:
             if not _is_fatal(error.args[0]):
                 raise

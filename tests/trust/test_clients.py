@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import confluent_kafka
 import pytest
 
-from tests.gateway_process import GatewayProcess
+from tests.closing import responds
+from tests.gateway_process import GatewayProcess, free_ports
 from tests.steps.waiting import wait_for
 from tests.trust import checks, franz, java
 from tests.trust.assigned import AssignedTransfers
@@ -45,6 +46,15 @@ def topic(gateway: GatewayProcess) -> str:
     name = f"topic-{uuid.uuid4().hex[:6]}"
     create_topics(gateway.bootstrap, {name: PARTITIONS}, {})
     return name
+
+
+def test_consumer_without_an_answer_is_not_asked_to_leave(gateway: GatewayProcess, topic: str) -> None:
+    """To librdkafka it makes no difference for a call whether its own thread or every broker stands still."""
+    partition = confluent_kafka.TopicPartition(topic, 0)
+    for bootstrap, answers in ((gateway.bootstrap, True), (f"127.0.0.1:{free_ports(1)[0]}", False)):
+        settings = {"bootstrap.servers": bootstrap, "group.id": f"group-{topic}", "log_level": 0}
+        with contextlib.closing(confluent_kafka.Consumer(settings)) as consumer:
+            assert responds(consumer, partition, 30.0 if answers else 0.5) is answers
 
 
 @contextlib.contextmanager
