@@ -64,9 +64,11 @@ language plpgsql volatile security definer parallel unsafe
 set search_path = sluice, pg_temp
 -- Postgres may make the plan while the staging tables are empty. The plan must also suit full tables. A scan by bitmap would
 -- read all records of the transaction for each further one.
+-- Before 18, Postgres gives a plan with a scan that is switched off such a cost that it would compile the plan at each call.
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
+set jit = off
 as $$
 #variable_conflict use_column
 -- Stage one record and return the partition that the call names. The relay places the other records. One statement both
@@ -177,6 +179,7 @@ set search_path = sluice, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
+set jit = off
 as $$
 #variable_conflict use_column
 -- Stage one record for each element of `values`, in their order; return how many. All are checked before any is staged.

@@ -134,6 +134,7 @@ set standard_conforming_strings = on
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
+set jit = off
 as $$
 -- Write all staged offsets of the transaction while it commits. A node moves their rows to the journal later, because the
 -- journal's writers wait for each other. The groups' rows are locked in the order in which every
@@ -239,6 +240,7 @@ set search_path = sluice, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
+set jit = off
 as $$
 #variable_conflict use_column
 -- Commit the offset together with the caller's transaction. A fenced commit fails here if the fence is already visible,

@@ -163,6 +163,7 @@ set search_path = sluice, pg_temp
 set standard_conforming_strings = on
 set enable_seqscan = off
 set enable_bitmapscan = off
+set jit = off
 set enable_sort = off
 as $$
 #variable_conflict use_column

@@ -21,7 +21,7 @@ from storage.pool import Connection, Database
 from storage.queries import statement
 from storage.types import SHARD_COUNTS, LeaseKind
 
-VERSION = 22
+VERSION = 23
 """Raise it with every change of the files."""
 
 _PUBLIC = re.compile(r"\bkafka(?=\.[a-z_]+\b)|(?<=schema )kafka\b")

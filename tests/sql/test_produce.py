@@ -524,6 +524,29 @@ async def test_a_record_costs_the_same_however_many_its_transaction_has(sql: Con
     assert json.loads(plan)[0]["Plan"]["Shared Hit Blocks"] < 15 * count
 
 
+async def test_no_call_is_compiled(sql: Connection, topic: str) -> None:
+    """It would take a hundred times as long. Before 18, Postgres compiles each plan with a scan that is switched off."""
+    said: list[str] = []
+    await sql.execute("set jit = on")
+    if not await sql.fetchval("select pg_jit_available()"):
+        pytest.skip("this Postgres compiles nothing")
+    await sql.execute(
+        "load 'auto_explain'; set auto_explain.log_min_duration = 0; set auto_explain.log_analyze = on;"
+        " set auto_explain.log_nested_statements = on; set auto_explain.log_level = 'notice'"
+    )
+    sql.add_log_listener(lambda _, message: said.append(str(message)))
+    for call in (
+        "kafka.produce($1, 'v')",
+        "kafka.produce($1, 'v', partition => 0)",
+        "kafka.produce_many($1, array['v'])",
+        "kafka.commit_offset('compiled', $1, 0, 1)",
+        "kafka.records($1, 0)",
+    ):
+        await sql.execute(f"select {call}", topic)
+    assert any("staged_record" in each for each in said), said
+    assert [each for each in said if "JIT:" in each] == []
+
+
 async def test_a_function_marked_parallel_safe_loses_nothing(sql: Connection, topic: str, consumer: Consumer) -> None:
     await sql.execute(
         f"""create function marked(n integer) returns integer language plpgsql parallel safe as
