@@ -47,7 +47,7 @@ begin
     values (
         me, target.topic_id, case when target.topic_id is null then p_topic end, p_partition, p_key, p_value,
         p_headers, octet_length(p_headers::text), (extract(epoch from coalesce(p_timestamp, clock_timestamp())) * 1000)::bigint,
-        not exists (select from staged_record r where r.xid = me and r.arms)
+        current_setting('sluice.armed', true) is distinct from set_config('sluice.armed', me::text, true)
     );
 end
 $$;
@@ -74,13 +74,17 @@ as $$
 -- Stage one record and return the partition that the call names. The relay places the other records. One statement both
 -- checks and stages a plain record. It stages nothing in doubt, and door_produce decides: each further statement or
 -- expression of PL/pgSQL would cost the caller one to ten microseconds.
+-- The first record of a transaction arms the trigger. A setting of the transaction remembers this, and is rolled back with
+-- a savepoint as the record is. If the statement looked for that record in the table instead, concurrent SERIALIZABLE
+-- transactions would fail each other.
 begin
     if produce.partition is null and produce."timestamp" is null then
         insert into staged_record (xid, topic_id, key, value, headers, header_bytes, timestamp_ms, arms)
         select
             pg_current_xact_id()::text::bigint, t.topic_id, produce.key, produce.value, produce.headers,
             octet_length(produce.headers::text), (extract(epoch from clock_timestamp()) * 1000)::bigint,
-            not exists (select from staged_record r where r.xid = pg_current_xact_id()::text::bigint and r.arms)
+            current_setting('sluice.armed', true)
+                is distinct from set_config('sluice.armed', pg_current_xact_id()::text, true)
         from topic t, sql_door d
         where t.name = produce.topic and t.deleted_at is null and not t.internal and not d.authorizer
             and coalesce(jsonb_typeof(produce.headers) = 'object', true)
@@ -189,7 +193,6 @@ declare
     total      constant integer := coalesce(cardinality(produce_many."values"), 0);
     produced_ms bigint;
     size_limit bigint;
-    armed      boolean;
     worst      record;
 begin
     if produce_many."values" is null then
@@ -240,13 +243,13 @@ begin
         end if;
     end loop;
     produced_ms := (extract(epoch from coalesce(produce_many."timestamp", clock_timestamp())) * 1000)::bigint;
-    armed := exists (select from staged_record r where r.xid = me and r.arms);
     insert into staged_record (
         xid, topic_id, topic, partition_index, key, value, headers, header_bytes, timestamp_ms, arms
     )
     select
         me, target.topic_id, case when target.topic_id is null then produce_many.topic end,
-        produce_many.partition, each.key, each.value, each.headers, octet_length(each.headers::text), produced_ms, not armed and each.place = 1
+        produce_many.partition, each.key, each.value, each.headers, octet_length(each.headers::text), produced_ms,
+        each.place = 1 and current_setting('sluice.armed', true) is distinct from set_config('sluice.armed', me::text, true)
     from unnest(produce_many."values", produce_many.keys, produce_many.headers)
         with ordinality each (value, key, headers, place)
     order by each.place;

@@ -166,6 +166,24 @@ async def test_records_of_one_transaction_stay_together_and_in_order(
     assert values(read(consumer, topic, 40)) == expected
 
 
+async def test_concurrent_serializable_transactions_produce(
+    sql: Connection, other: Connection, topic: str, consumer: Consumer
+) -> None:
+    """They have nothing in common, so Postgres has no reason to fail one of them."""
+    for connection in (sql, other):
+        await connection.execute("begin isolation level serializable")
+    for call in (
+        "kafka.produce($1, 'v')",
+        "kafka.produce($1, 'v', partition => 0)",
+        "kafka.produce_many($1, array['v'])",
+    ):
+        for connection in (sql, other):
+            await connection.execute(f"select {call}", topic)
+    for connection in (sql, other):
+        await connection.execute("commit")
+    read(consumer, topic, 6, none_more_s=0.1)
+
+
 # --- two-phase commit ---------------------------------------------------------------------------------------------
 
 
