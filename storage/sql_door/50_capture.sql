@@ -43,9 +43,9 @@ begin
         return null;
     end if;
     return (
-        select format('select to_jsonb(converted.*) from (select %s) converted', string_agg(
-            case when door_is_safe_as_json(a.atttypid) then format('($1).%1$I as %1$I', a.attname)
-                else format('case num_nulls(($1).%1$I) when 0 then format(''%%s'', ($1).%1$I) end as %1$I', a.attname) end,
+        select format('select to_jsonb(converted.*) from (select %s from (select ($1).*) changed) converted', string_agg(
+            case when door_is_safe_as_json(a.atttypid) then format('changed.%I', a.attname)
+                else format('case num_nulls(changed.%1$I) when 0 then format(''%%s'', changed.%1$I) end as %1$I', a.attname) end,
             ', ' order by a.attnum))
         from pg_attribute a
         where a.attrelid = p_relation and a.attnum > 0 and not a.attisdropped and a.attgenerated <> 'v'
@@ -53,17 +53,7 @@ begin
 end
 $$;
 
-create or replace function sluice.door_primary_key(p_relation oid) returns text[]
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
--- Return the columns of the table's primary key, or null.
-    select array_agg(a.attname::text order by k.place)
-    from pg_index i
-    cross join lateral unnest(i.indkey::smallint[]) with ordinality k (attnum, place)
-    join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
-    where i.indrelid = p_relation and i.indisprimary and k.place <= i.indnkeyatts
-$$;
+drop function if exists sluice.door_primary_key(oid);
 
 create or replace function kafka.capture_row() returns trigger
 language plpgsql volatile security definer
@@ -76,12 +66,19 @@ set bytea_output = 'hex'
 set extra_float_digits = 1
 set quote_all_identifiers = off
 as $$
--- Produce the change of one row. The trigger's arguments are the topic and the columns of the key. If one of the columns
--- has been renamed, the key is the table's primary key. As Debezium does, a deletion is followed by a tombstone, and a
--- changed key becomes a deletion and a creation. The function has the rights of its owner, so the conversion of a row
--- must not call functions of the table's owner.
+-- Produce the change of one row. The trigger's arguments are the topic and the columns that were the primary key when the
+-- table was captured. They are the key only while the table has no primary key, because another column may have taken the
+-- name of a renamed one. As Debezium does, a deletion is followed by a tombstone, and a changed key becomes a deletion and
+-- a creation. The function has the rights of its owner, so the conversion of a row must not call functions of the table's
+-- owner.
 declare
-    columns text[] := tg_argv[1:];
+    columns constant text[] := coalesce((
+        select array_agg(a.attname::text order by k.place)
+        from pg_index i
+        cross join lateral unnest(i.indkey::smallint[]) with ordinality k (attnum, place)
+        join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+        where i.indrelid = tg_relid and i.indisprimary and k.place <= i.indnkeyatts
+    ), tg_argv[1:]);
     topic   constant text := tg_argv[0];
     conversion constant text := door_conversion(tg_relid);
     before  jsonb;
@@ -104,14 +101,11 @@ begin
         execute conversion into after using new;
     end if;
     if not coalesce(after, before) ?& columns then
-        columns := door_primary_key(tg_relid);
-        if columns is null then
-            raise exception using
-                errcode = '22023',
-                message = format('table %s is captured to topic %s, and has neither the columns of the key nor a primary key',
-                    tg_relid::regclass, topic),
-                hint = 'Give the table a primary key and call kafka.capture again, or call kafka.release.';
-        end if;
+        raise exception using
+            errcode = '22023',
+            message = format('table %s is captured to topic %s, and has neither the columns of the key nor a primary key',
+                tg_relid::regclass, topic),
+            hint = 'Give the table a primary key, or call kafka.release.';
     end if;
     old_key := (select jsonb_object_agg(k, before -> k) from unnest(columns) k where before is not null);
     new_key := (select jsonb_object_agg(k, after -> k) from unnest(columns) k where after is not null);
@@ -151,6 +145,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 -- Create the trigger, with the rights of the caller. The table needs a primary key, which becomes the records' key. The
 -- caller's search path may name a schema in which another role has created functions, so it does not apply here.
+-- Triggers fire in the order of their names. This one fires before one of the user that may change the row again.
+-- Otherwise the record of that later change would come first. Former releases named it sluice_capture.
 declare
     columns text;
 begin
@@ -166,8 +162,13 @@ begin
             hint = 'The table needs a primary key, which becomes the key of the records, and the topic a name.';
     end if;
     execute format(
-        'create or replace trigger sluice_capture after insert or update or delete on %s for each row '
+        'create or replace trigger "0_sluice_capture" after insert or update or delete on %s for each row '
         'execute function kafka.capture_row(%L, %s)', capture.captured, capture.topic, columns);
+    if exists (
+        select from pg_catalog.pg_trigger t where t.tgrelid = capture.captured and t.tgname = 'sluice_capture'
+    ) then
+        execute format('drop trigger sluice_capture on %s', capture.captured);
+    end if;
 end
 $$;
 
@@ -175,8 +176,9 @@ create or replace function kafka.release(captured regclass) returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
--- Drop the trigger of kafka.capture.
+-- Drop the trigger of kafka.capture, by its present or its former name.
 begin
+    execute format('drop trigger if exists "0_sluice_capture" on %s', release.captured);
     execute format('drop trigger if exists sluice_capture on %s', release.captured);
 end
 $$;

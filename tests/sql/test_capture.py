@@ -123,3 +123,35 @@ async def test_virtual_generated_columns_are_left_out(sql: Connection, topic: st
     await sql.execute("insert into generated values (1)")
     (message,) = read(consumer, topic, 1)
     assert json.loads(message.value())["after"] == {"id": 1, "thrice": 3}
+
+
+async def test_the_key_is_the_primary_key_if_another_column_takes_its_name(
+    sql: Connection, topic: str, consumer: Consumer
+) -> None:
+    await sql.execute("create table swapped (id integer primary key, n integer)")
+    await sql.execute("select kafka.capture('swapped', topic => $1)", topic)
+    await sql.execute("alter table swapped rename column id to number; alter table swapped rename column n to id")
+    await sql.execute("insert into swapped values (1, 7)")
+    (message,) = read(consumer, topic, 1)
+    assert json.loads(message.key()) == {"number": 1}
+
+
+async def test_a_change_by_a_trigger_follows_the_change_that_fired_the_trigger(
+    sql: Connection, topic: str, consumer: Consumer
+) -> None:
+    """Otherwise the last record of the row would show a former state."""
+    await sql.execute(
+        f"""create table doubled (id integer primary key, n integer, twice integer);
+        create function double() returns trigger language plpgsql as
+        $$ begin update doubled set twice = 2 * new.n where id = new.id; return null; end $$;
+        create trigger computes after insert on doubled for each row execute function double();
+        -- as former releases did
+        create trigger sluice_capture after insert or update or delete on doubled
+            for each row execute function kafka.capture_row('{topic}', 'id');
+        select kafka.capture('doubled', topic => '{topic}')"""
+    )
+    await sql.execute("insert into doubled values (1, 5)")
+    await sql.execute("select kafka.release('doubled')")
+    await sql.execute("insert into doubled values (2, 5)")
+    events = [json.loads(message.value()) for message in read(consumer, topic, 2, none_more_s=0.3)]
+    assert [(event["op"], event["after"]["twice"]) for event in events] == [("c", None), ("u", 10)]
