@@ -291,10 +291,11 @@ as $$
 -- commit. Otherwise the client's text names each SET CONSTRAINTS that it has, and a function may hide one. So within one
 -- statement of the client, the trigger runs early at most as often. A further time is the commit. p_fired_at is a
 -- microsecond later for each time after the first one.
-    select p_context ~* E'^[^\n]*\n(SQL function|[^\n]*\\mset\\M(\\s*|[^\n]*)\\mconstraints\\M)'
+    select p_context ~* E'^[^\n]*\n(SQL function|[^\n]*\\s*\\mset\\M(\\s*|[^\n]*)\\mconstraints\\M)'
         or (strpos(p_context, E'\n') > 0 or current_query() ~* 'constraints')
         and coalesce(p_fired_at, '-infinity') < statement_timestamp() + interval '1 microsecond' * (
-            regexp_count(coalesce(current_query(), ''), 'constraints', 1, 'i') + (strpos(p_context, E'\n') > 0)::integer - 1
+            regexp_count(coalesce(current_query(), ''), E'\\mset\\M(\\s+constraints\\M|\\s*(--|/\\*))', 1, 'i')
+                + (strpos(p_context, E'\n') > 0)::integer - 1
         )
 $$;
 

@@ -24,6 +24,9 @@ EARLY_AND_AGAIN = "set constraints all immediate; set constraints all immediate"
 EARLY_BEHIND_A_COMMENT = "set/**/constraints all immediate"
 EARLY_BY_OTHER_STRINGS = "set standard_conforming_strings = off; set constraints all immediate"
 EARLY_BEHIND_A_LINE = r"""do $$ begin for i in 1..2 loop execute E'set\nconstraints all immediate'; end loop; end $$"""
+EARLY_BEHIND_LINES = r"""create or replace function fire_behind_lines() returns void language plpgsql as
+$$ begin for i in 1..2 loop execute E'\n\nset con' || 'straints all immediate'; end loop; end $$;
+select fire_behind_lines()"""
 EARLY_IN_SQL = """create or replace function fire_twice() returns void language sql as
 $$ set constraints all immediate; set constraints all immediate $$;
 select fire_twice()"""
@@ -106,9 +109,10 @@ async def test_types_of_values_and_keys(sql: Connection, topic: str, consumer: C
         EARLY_BEHIND_A_COMMENT,
         EARLY_BY_OTHER_STRINGS,
         EARLY_BEHIND_A_LINE,
+        EARLY_BEHIND_LINES,
         EARLY_IN_SQL,
     ],
-    ids=["late", "early", "function", "twice", "again", "comment", "strings", "line", "sql"],
+    ids=["late", "early", "function", "twice", "again", "comment", "strings", "line", "lines", "sql"],
 )
 async def test_records_of_a_row_have_the_order_of_its_locks(
     sql: Connection, other: Connection, topic: str, consumer: Consumer, *, produce_first: bool, early: str
@@ -212,6 +216,12 @@ async def test_a_value_that_speaks_of_two_phase_commit_is_no_two_phase_commit(
     await sql.execute(f"select kafka.produce('{topic}', $$x; prepare transaction 'y'$$)")
     await sql.execute(f"select kafka.produce('{topic}', 'set constraints all immediate')")
     assert len(read(consumer, topic, 4)) == 4
+
+
+async def test_a_text_that_often_says_constraints_commits_in_time(sql: Connection, topic: str) -> None:
+    """Each word could belong to a SET CONSTRAINTS, which would fire the trigger before the commit."""
+    async with asyncio.timeout(20):
+        await sql.execute(f"select kafka.produce('{topic}', '{'constraints ' * 20_000}')")
 
 
 # --- partitions ---------------------------------------------------------------------------------------------------
