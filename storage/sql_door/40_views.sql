@@ -327,7 +327,7 @@ declare
     wanted   bigint;
 begin
     perform door_require(8, 2, wait_for.topic);
-    if wait_for.timeout is null or wait_for."offset" is null then
+    if wait_for.timeout is null or not isfinite(wait_for.timeout) or wait_for."offset" is null then
         perform door_refuse_endless('wait_for', 'offset and timeout');
     end if;
     perform door_require_new_snapshots();
@@ -362,7 +362,7 @@ declare
     deadline  constant timestamptz := clock_timestamp() + flush.timeout;
     committed bigint[];
 begin
-    if flush.timeout is null then
+    if flush.timeout is null or not isfinite(flush.timeout) then
         perform door_refuse_endless('flush', 'timeout');
     end if;
     perform door_require_new_snapshots();
@@ -386,7 +386,7 @@ as $$
 begin
     raise exception using
         errcode = '22004',
-        message = format('%s would wait without end: %s must not be NULL', p_function, p_arguments),
+        message = format('%s would wait without end: %s must be neither NULL nor infinite', p_function, p_arguments),
         hint = format('Leave the timeout of %s out to wait for 10 seconds.', p_function);
 end
 $$;
