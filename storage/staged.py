@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import islice
 from typing import Any, NamedTuple, cast
 from uuid import UUID
@@ -38,6 +39,8 @@ BYTES_AT_ONCE = 8 * 1024 * 1024
 """Bounds of one statement. A larger transaction is read and written in pieces of these sizes."""
 RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 """How long a postponed transaction waits, doubled each time."""
+RETRIED_AT_ONCE = 5
+"""Maximal number of postponed transactions that one look returns. Others wait for the attempts to relay these."""
 
 FIRST_AT_ONCE = 64
 """Maximal number of transactions that the first look counts, and one behind a look that has counted RECORDS_AT_ONCE
@@ -138,8 +141,12 @@ class StagedRecords:
         self._rest: _Gap | None = None
         """Stands for all other places before the last one, while one of them may become visible."""
         self._waiting: dict[int, StagedTransaction] = {}
-        self._postponed: dict[int, tuple[float, float]] = {}
-        """Maps a transaction's xid to the time until which it waits, and to the length of that wait."""
+        self._postponed: dict[int, StagedTransaction] = {}
+        """Maps the places of postponed transactions to them. They are not in `_waiting`."""
+        self._due: list[tuple[float, int]] = []
+        """Heap of the times until which these wait, with their places."""
+        self._refused: dict[int, tuple[float, str]] = {}
+        """Maps the place of a transaction that was postponed to the length of its last wait, and to a topic that it lacks."""
 
     @classmethod
     async def open(cls, database: Database, notified: Callable[[], None]) -> StagedRecords:
@@ -247,7 +254,7 @@ class StagedRecords:
             if seq is None:
                 continue
             self._gaps.pop(seq, None)
-            if seq not in self._waiting:
+            if seq not in self._waiting and seq not in self._postponed:
                 self._waiting[seq] = StagedTransaction(
                     seq, row["xid"], row["record_count"], row["size_bytes"], row["creates"]
                 )
@@ -279,11 +286,13 @@ class StagedRecords:
     def _next(self) -> list[StagedTransaction]:
         chosen: list[StagedTransaction] = []
         record_count = size_bytes = 0
-        now_s = asyncio.get_running_loop().time()
+        for _ in range(RETRIED_AT_ONCE):
+            if not self._due or self._due[0][0] > asyncio.get_running_loop().time():
+                break
+            _, seq = heappop(self._due)
+            self._waiting[seq] = self._postponed.pop(seq)
         for seq in sorted(self._waiting):
             transaction = self._waiting[seq]
-            if self._postponed.get(transaction.xid, (now_s, 0.0))[0] > now_s:
-                continue
             record_count += transaction.record_count
             size_bytes += transaction.size_bytes
             if chosen and (record_count > RECORDS_AT_ONCE or size_bytes > BYTES_AT_ONCE):
@@ -293,16 +302,25 @@ class StagedRecords:
                 break
         return chosen
 
-    def postpone(self, xid: int) -> None:
-        """Leave a transaction out of what `look` returns for some time, longer each time."""
-        _, waited_s = self._postponed.get(xid, (0.0, RETRY_S / 2))
+    def postpone(self, transaction: StagedTransaction, topic: str) -> None:
+        """Leave a transaction out of what `look` returns for some time, longer each time. It lacks the topic, which
+        `new_topics` returns from now on."""
+        seq = transaction.seq
+        waited_s, _ = self._refused.get(seq, (RETRY_S / 2, ""))
         wait_s = min(2 * waited_s, LONGEST_RETRY_S)
-        self._postponed[xid] = (asyncio.get_running_loop().time() + wait_s, wait_s)
+        self._refused[seq] = wait_s, topic
+        self._postponed[seq] = self._waiting.pop(seq)
+        heappush(self._due, (asyncio.get_running_loop().time() + wait_s, seq))
 
     async def new_topics(self, transactions: Sequence[StagedTransaction]) -> dict[int, list[str]]:
         """Return, by xid, the names of topics that did not exist when the transactions staged records for them."""
         xids = [each.xid for each in transactions if each.creates]
         found: dict[int, list[str]] = {}
+        for each in transactions:
+            if each.seq in self._refused:
+                # A large transaction may name it behind the records that are looked at. To find it there again would take
+                # a minute, in which all other records wait.
+                found.setdefault(each.xid, []).append(self._refused[each.seq][1])
         if xids:
             async with translated_errors():
                 rows = await self._connection.fetch(statement("staged_new_topics"), xids, RECORDS_AT_ONCE + 1)
@@ -352,7 +370,7 @@ class StagedRecords:
             self._bound_gaps(decided["transaction_id"])
         for transaction in transactions:
             self._waiting.pop(transaction.seq, None)
-            self._postponed.pop(transaction.xid, None)
+            self._refused.pop(transaction.seq, None)
 
     def _bound_gaps(self, xid: int) -> None:
         """Note a transaction that began after the newest gaps were found, and so after their places were drawn."""

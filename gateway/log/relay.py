@@ -75,6 +75,7 @@ class _CannotCreateError(Exception):
     def __init__(self, xid: int, topic: str, reason: str) -> None:
         super().__init__(f"topic {topic} cannot be created: {reason}")
         self.xid = xid
+        self.topic = topic
 
 
 @dataclass(slots=True)
@@ -171,7 +172,9 @@ class Relay:
             else:
                 grown = await session.append_large(ready[0], self._build)
         except _CannotCreateError as error:
-            self._postpone(session, error)
+            for transaction in ready:
+                if transaction.xid == error.xid:
+                    self._postpone(session, transaction, error)
             return len(transactions)
         except BaseException:
             self._listener.in_doubt()
@@ -195,7 +198,7 @@ class Relay:
                 for name in names.get(transaction.xid, ()):
                     await self._existing(name, transaction.xid)
             except _CannotCreateError as error:
-                self._postpone(session, error)
+                self._postpone(session, transaction, error)
                 refused += 1
                 if refused == REFUSED_AT_ONCE:
                     break  # the other transactions keep their order, and the next pass relays them
@@ -203,9 +206,9 @@ class Relay:
                 ready.append(transaction)
         return ready
 
-    def _postpone(self, session: StagedRecords, error: _CannotCreateError) -> None:
+    def _postpone(self, session: StagedRecords, transaction: StagedTransaction, error: _CannotCreateError) -> None:
         logger.warning("the records of a SQL transaction wait for their topic", xid=error.xid, error=str(error))
-        session.postpone(error.xid)
+        session.postpone(transaction, error.topic)
 
     def _announce(self, grown: Grown) -> None:
         """Wake fetches here and on other nodes. They read the records from Postgres, because a large transaction would

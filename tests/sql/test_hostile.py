@@ -82,6 +82,28 @@ async def test_a_kill_in_the_middle_of_a_large_transaction_loses_and_repeats_not
     assert [int(value) for value in values(found)] == list(range(1, total + 1))
 
 
+async def test_a_large_transaction_without_its_topic_is_written_once(gateway_factory: GatewayFactory) -> None:
+    """All other records wait while it is written, and each attempt that is rolled back takes room on the disk."""
+    gateway = gateway_factory()
+    create_topic(gateway, "t", 1)
+    assert gateway.database_url is not None
+    sql = await asyncpg.connect(gateway.database_url)
+    async with sql.transaction():
+        await sql.execute("select kafka.produce_many('t', array(select n::text from generate_series(1, 20000) n))")
+        await sql.execute("select kafka.produce('twin.a', 'v'), kafka.produce('twin_a', 'v')")
+
+    def refusals() -> int:
+        return gateway.log_text().count("wait for their topic")
+
+    await until(refusals, "the second topic cannot be created")
+    written = "select pg_sequence_last_value('sluice.inline_position')"
+    before = await sql.fetchval(written)
+    assert before is not None
+    await until(refusals, "more attempts", holds=lambda count: count >= 3)
+    assert await sql.fetchval(written) == before
+    await sql.close()
+
+
 @pytest.mark.parametrize("name", ["__cluster_metadata", "__share_group_state"])
 async def test_sql_creates_no_internal_topic(sql: Connection, name: str) -> None:
     with pytest.raises(asyncpg.PostgresError) as refused:

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from storage.pool import Database
-from storage.staged import FIRST_GAPS, MAX_GAPS, StagedRecord, StagedRecords
+from storage.staged import FIRST_GAPS, MAX_GAPS, RETRIED_AT_ONCE, StagedRecord, StagedRecords
 from storage.types import NewBatch, PartitionKey
 from tests.cluster.conftest import Cluster, cluster
 from tests.sql.conftest import create_topic
@@ -73,6 +73,11 @@ class Places:
     async def look(self) -> int:
         """Look as the relay does, append nothing, and return the number of transactions."""
         return len(await self._relay.look())
+
+    async def postpone(self) -> None:
+        """Look, and postpone all transactions, as the relay does if their topic cannot be created."""
+        for transaction in await self._relay.look():
+            self._relay.postpone(transaction, "t")
 
     async def relay(self) -> list[str]:
         """Look and append once, as the relay does. Return the values."""
@@ -242,3 +247,36 @@ async def test_headers_that_are_long_as_text_do_not_delay_the_look(places: Place
                 insert into sluice.staged_record select * from more"""
             )
     assert await places.look() == 1
+
+
+async def test_transactions_that_wait_for_a_topic_leave_room_for_others(places: Places) -> None:
+    """If each look returned all of them, thousands would keep the relay from everything that was committed later."""
+    await places.own()
+    for _ in range(3 * RETRIED_AT_ONCE):
+        await places.produce("waits")
+    await places.postpone()
+    assert await places.look() == 0
+    found = await until(places.look, "they are due again")
+    assert found == RETRIED_AT_ONCE
+    await places.postpone()
+    await places.produce("other")
+    assert await places.look() <= RETRIED_AT_ONCE + 1
+
+
+@pytest.mark.parametrize(
+    "first", ["select kafka.produce_many('t', '{}'::text[])", "select produces()", "select fails()"]
+)
+async def test_a_transaction_has_one_place(places: Places, first: str) -> None:
+    """Its first record may have been rolled back, and a function may have settings of its own."""
+    await places.sql.execute(
+        """create function produces() returns void language plpgsql set work_mem = '4MB' as
+        $$ begin perform kafka.produce('t', 'v'); end $$;
+        create function fails() returns void language plpgsql as
+        $$ begin perform produces(); raise 'x'; exception when others then null; end $$"""
+    )
+    async with places.sql.transaction():
+        await places.sql.execute(first)
+        await places.sql.execute("savepoint s; select produces(); rollback to s; select produces()")
+        await places.produce("v")
+        await places.sql.execute("select kafka.produce_many('t', array['v'])")
+    assert await places.sql.fetchval("select count(*) from sluice.staged_commit") == 1
