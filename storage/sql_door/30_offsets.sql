@@ -148,12 +148,16 @@ begin
     if new.xid <> pg_current_xact_id()::text::bigint then
         return null; -- a replica of the table receives the row of a transaction on another server
     end if;
-    perform 1 from staged_offset s where s.xid = new.xid and s.position = new.position and s.committed_ms is null;
+    perform 1 from staged_offset s
+    where s.xid = new.xid and s.position = new.position and s.committed_ms is null and not exists (
+        select from staged_offset b where b.xid = new.xid and b.position < new.position and b.committed_ms is null);
     if not found then
-        return null; -- another row's trigger has written all of them
+        return null; -- the trigger of the first row writes all of them
     end if;
     get diagnostics context = pg_context;
-    if door_may_be_early(context, new.fired_at) then
+    -- At its first run, the trigger queues itself behind the other deferred triggers of the transaction. They may wait for
+    -- a lock, and a rebalance must not wait with them.
+    if new.fired_at is null or door_may_be_early(context, new.fired_at) then
         set constraints sluice.staged_offset_commits deferred;
         update staged_offset s
         set fired_at = greatest(s.fired_at + interval '1 microsecond', statement_timestamp())

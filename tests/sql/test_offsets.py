@@ -141,6 +141,31 @@ async def test_a_rebalance_after_the_call_fences_the_commit(
     assert await sql.fetch("select * from kafka.committed($1)", group) == []
 
 
+async def test_a_rebalance_waits_for_no_other_deferred_trigger_of_a_commit(
+    sql: Connection, other: Connection, topic: str, join: Callable[..., Consumer]
+) -> None:
+    """The check of a deferred foreign key waits for each transaction that has locked the referenced row."""
+    group = "deferred"
+    member_id = join(group, topic).memberid()
+    generation = await fence(sql, group, member_id)
+    await sql.execute(
+        """create table referenced (id integer primary key); insert into referenced values (1);
+        create table referring (id integer references referenced deferrable initially deferred)"""
+    )
+    await other.execute("begin")
+    await other.execute("select from referenced where id = 1 for update")
+    await sql.execute("begin")
+    await sql.execute(COMMIT, group, topic, 0, 7, generation, member_id)
+    await sql.execute("insert into referring values (1)")
+    committing = asyncio.create_task(sql.execute("commit"))
+    waits = "select exists (select from pg_stat_activity where pid = $1 and wait_event_type = 'Lock')"
+    await until(lambda: other.fetchval(waits, sql.get_server_pid()), "the commit waits")
+    join(group, topic)
+    await other.execute("rollback")
+    with pytest.raises(asyncpg.PostgresError, match="fenced"):
+        await committing
+
+
 @pytest.mark.parametrize(("isolation", "sqlstate"), [("read committed", None), ("repeatable read", "40001")])
 async def test_a_commit_that_waits_for_the_removal_of_its_group_begins_the_group_anew(
     gateway: GatewayProcess, sql: Connection, topic: str, isolation: str, sqlstate: str | None
