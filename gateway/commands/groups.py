@@ -400,10 +400,13 @@ def _targets(
 ) -> dict[TopicPartition, int]:
     bounds = log.bounds(cluster, wanted)
     log.demand_answers(wanted, bounds)
+    # As Kafka's own tool does, count the records of open transactions. A later commit makes them readable.
+    ends = log.high_watermarks(cluster, wanted)
+    log.demand_answers(wanted, ends)
     at_time = log.offsets_at(cluster, wanted, given.to_time) if given.to_time is not None else {}
     targets: dict[TopicPartition, int] = {}
     for key in wanted:
-        start, end = bounds[key].start, bounds[key].end
+        start, end = bounds[key].start, ends[key]
         if given.to_earliest:
             target = start
         elif given.to_latest:

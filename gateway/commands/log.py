@@ -49,7 +49,7 @@ def offsets_at(cluster: Cluster, partitions: Sequence[TopicPartition], timestamp
 
     Raise PassingError if a partition does not answer. The caller would take that for a partition without such a record.
     """
-    found = _list_offsets(cluster, partitions, timestamp_ms)
+    found = _list_offsets(cluster, partitions, timestamp_ms, READ_UNCOMMITTED)
     demand_answers(partitions, found)
     return {key: offset for key, offset in found.items() if offset >= 0}
 

@@ -222,6 +222,25 @@ def test_a_reset_changes_committed_offsets(
             assert consume(member, 4 - new) == ["a", "b", "c", "d"][new:]
 
 
+def test_a_reset_counts_the_records_of_open_transactions(
+    sluice: Prompt, gateway: GatewayProcess, topic: str, name: str
+) -> None:
+    """The group would otherwise read these records after a reset to the latest offset. Kafka's own tool counts them, too."""
+    produce(gateway, topic, 0, ["a", "b"])
+    producer = transactional(gateway, name)
+    producer.begin_transaction()
+    send(producer, topic, 0, "open", "open, too")
+    for arguments, new in (
+        (["--to-latest"], 4),
+        (["--to-offset", "3"], 3),
+        (["--to-time", "1970-01-01T00:00:03"], 2),
+        (["--to-time", "2100-01-01T00:00:00"], 4),
+    ):
+        (row,) = sluice.json("groups", "reset-offsets", name, "--topic", f"{topic}:0", *arguments)
+        assert row["new"] == new, arguments
+    producer.abort_transaction(30)
+
+
 @pytest.mark.parametrize("verb", ["lag", "describe"])
 def test_lag_names_the_partitions_that_do_not_answer_and_exits_with_1(
     sluice: Prompt,
