@@ -271,6 +271,23 @@ async def test_late_announcement_hides_no_gap_and_makes_none(database_url: str) 
         assert (wakeups.counts["late"], wakeups.counts["missed"]) == (1, 2)
 
 
+async def test_a_forged_number_hides_no_announcement(nodes: tuple[Node, Node]) -> None:
+    """Every role of Postgres may notify the channel in the name of a node."""
+    a, b = nodes
+    topic = await a.plane.create_topic("t")
+    await b.plane.catalog.resolve("t")
+    task = await parked_fetch_of_a_settled(b, topic, 0)
+    looks = len(b.queries)
+    sender = a.plane.membership.self_node
+    b.wakeups.heard(f"{sender.node_id}.{sender.incarnation}:1:{topic.partitions[0].partition_key}=0")
+    b.wakeups.heard(f"{sender.node_id}.{sender.incarnation}:{2**60}:{topic.partitions[0].partition_key}=0")
+    await until(lambda: len(b.queries) > looks)
+    await a.plane.fill(topic, [100])
+    async with asyncio.timeout(DEADLINE_S):
+        assert offsets_in((await task).responses[0].partitions[0]) == [0]
+    assert b.wakeups.counts["late"] == 1
+
+
 async def test_ends_are_in_doubt_once_a_node_is_gone(database_url: str) -> None:
     async with data_plane(database_url) as plane:
         clock = asyncio.get_running_loop().time
