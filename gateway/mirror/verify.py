@@ -2,7 +2,8 @@
 
 The one idea: both logs are read as consumers read them, and walked side by side by offset. So the comparison trusts
 nothing that the copy used. Compaction runs in each cluster by itself, so in a compacted topic one log may lack a record
-that the other still has. That is no difference if a later record has the same key, or if the record is a tombstone.
+that the other still has. That is no difference if a later record has the same key. A missing tombstone is none either,
+unless its log has an older record of the same key: compaction removes these first.
 """
 
 from __future__ import annotations
@@ -53,16 +54,29 @@ def compare(
             one, other = next(left, None), next(right, None)
         elif other is None or (one is not None and one.offset < other.offset):
             assert one is not None
-            walk.alone(one)
+            walk.alone(one, target)
             one = next(left, None)
         else:
-            walk.alone(other)
+            walk.alone(other, source)
             other = next(right, None)
+        if len(walk.tombstones) == MAX_DIFFERENCES:
+            _look_for_deleted(walk, key, start)
+    _look_for_deleted(walk, key, start)
     if walk.differences:
         # Retention may have removed the oldest records of one log in the meantime.
         removed_below = _later_start(source, target, key)
         walk.differences = {offset for offset in walk.differences if offset >= removed_below}
     return Comparison(start, end, walk.records, walk.digest.hexdigest(), min(walk.differences, default=None))
+
+
+def _look_for_deleted(walk: _Walk, key: TopicPartition, start: int) -> None:
+    """Read each log that lacks tombstones again, for the records that these delete."""
+    tombstones, walk.tombstones = walk.tombstones, {}
+    for cluster in {lacking for _, lacking in tombstones.values()}:
+        offsets = {name: offset for name, (offset, lacking) in tombstones.items() if lacking is cluster}
+        for record in records_between(cluster, key, start, max(offsets.values())):
+            if record.key is not None and record.offset < offsets.get(record.key, -1):
+                walk.differs(record.key, offsets[record.key])
 
 
 class _Walk:
@@ -72,6 +86,8 @@ class _Walk:
         self._compacted = compacted
         self._unexplained: dict[bytes, int] = {}
         """Maps keys to offsets, for records of a compacted topic that only one of the two logs has."""
+        self.tombstones: dict[bytes, tuple[int, Cluster]] = {}
+        """Maps keys to the offsets of tombstones that one log lacks, and to that log, until they are looked at."""
         self.differences: set[int] = set()
         self.records = 0
         self.digest = hashlib.blake2b(digest_size=16)
@@ -84,17 +100,24 @@ class _Walk:
         self.records += 1
         self.digest.update(repr(one).encode())
 
-    def alone(self, record: Record) -> None:
+    def alone(self, record: Record, lacking: Cluster) -> None:
         """Note a record that only one of the two logs has."""
         self._explain(record)
-        if self._compacted and record.key is not None:
-            if record.value is None:
-                return
-            self._unexplained[record.key] = record.offset
-        self.differences.add(record.offset)
+        if not self._compacted or record.key is None:
+            self.differences.add(record.offset)
+        elif record.value is None:
+            self.tombstones[record.key] = record.offset, lacking
+        else:
+            self.differs(record.key, record.offset)
+
+    def differs(self, key: bytes, offset: int) -> None:
+        """Add a difference that a later record of the same key explains."""
+        self._unexplained[key] = offset
+        self.differences.add(offset)
 
     def _explain(self, later: Record) -> None:
-        if later.key is not None and self._unexplained:
+        if later.key is not None:
+            self.tombstones.pop(later.key, None)
             self.differences.discard(self._unexplained.pop(later.key, -1))
 
 

@@ -81,3 +81,16 @@ def test_a_missing_tombstone_is_no_difference_in_a_compacted_log(source: str, ta
     other = {0: (b"a", b"1"), 3: (b"d", b"1")}
     assert compared(source, target, one, other).first_difference == 1
     assert compared(source, target, one, other, compacted=True).first_difference is None
+
+
+def test_a_missing_tombstone_is_a_difference_if_the_log_has_the_record_that_it_deletes(
+    source: str, target: GatewayProcess
+) -> None:
+    """Compaction removes a tombstone later than the older records of its key."""
+    one = {0: (b"a", b"1"), 1: (b"b", None), 2: (b"a", None), 3: (b"d", b"1"), 4: (b"d", b"2")}
+    other = {0: (b"a", b"1"), 3: (b"d", b"1"), 4: (b"d", b"2")}
+    assert compared(source, target, one, other, compacted=True).first_difference == 2
+    assert compared(source, target, other, one, compacted=True).first_difference == 2
+    written_again = {4: (b"a", b"2")}
+    again = compared(source, target, {**one, **written_again}, {**other, **written_again}, compacted=True)
+    assert again.first_difference is None
