@@ -146,7 +146,7 @@ class StagedRecords:
         self._due: list[tuple[float, int]] = []
         """Heap of the times until which these wait, with their places."""
         self._refused: dict[int, tuple[float, str]] = {}
-        """Maps the place of a transaction that was postponed to the length of its last wait, and to a topic that it lacks."""
+        """Maps the place of a postponed transaction to the length of its last wait, and to a topic that it lacks."""
 
     @classmethod
     async def open(cls, database: Database, notified: Callable[[], None]) -> StagedRecords:
@@ -318,8 +318,8 @@ class StagedRecords:
         found: dict[int, list[str]] = {}
         for each in transactions:
             if each.seq in self._refused:
-                # A large transaction may name it behind the records that are looked at. To find it there again would take
-                # a minute, in which all other records wait.
+                # A large transaction may name the topic behind the records that are looked at. To find it there again
+                # would take a minute, in which all other records wait.
                 found.setdefault(each.xid, []).append(self._refused[each.seq][1])
         if xids:
             async with translated_errors():

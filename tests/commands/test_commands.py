@@ -225,7 +225,7 @@ def test_a_reset_changes_committed_offsets(
 def test_a_reset_counts_the_records_of_open_transactions(
     sluice: Prompt, gateway: GatewayProcess, topic: str, name: str
 ) -> None:
-    """The group would otherwise read these records after a reset to the latest offset. Kafka's own tool counts them, too."""
+    """Kafka's own tool counts them, too. Otherwise the group would read them after a reset to the latest offset."""
     produce(gateway, topic, 0, ["a", "b"])
     producer = transactional(gateway, name)
     producer.begin_transaction()

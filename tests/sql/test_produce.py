@@ -553,7 +553,7 @@ async def test_a_record_costs_the_same_however_many_its_transaction_has(sql: Con
 
 
 async def test_no_call_is_compiled(sql: Connection, topic: str) -> None:
-    """It would take a hundred times as long. Before 18, Postgres compiles each plan with a scan that is switched off."""
+    """It would take a thousand times as long. Before 18, Postgres compiles a plan with a scan that is switched off."""
     said: list[str] = []
     await sql.execute("set jit = on")
     if not await sql.fetchval("select pg_jit_available()"):
