@@ -232,6 +232,18 @@ class TransactionStore:
         )
         return bool(saved)
 
+    async def confirm(self, read: StoredProducer) -> bool:
+        """Wait until the row is as durable as a commit. Return False if `read` is outdated.
+
+        Postgres ends a cancelled wait for a synchronous standby by a commit that others see. So the row may say that a
+        transaction has ended, although a failover would lose the end.
+        """
+        return bool(
+            await self._hot.fetch_value(
+                statement("confirm_transactional_producer"), stored(read.transactional_id), read.revision
+            )
+        )
+
     async def add(
         self,
         read: StoredProducer,

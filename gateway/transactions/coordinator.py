@@ -443,7 +443,8 @@ class Transactions:
             if decision.error:
                 raise KafkaError(decision.error)
             assert decision.after is not None
-            if decision.after == producer or await self._write(read, decision, outcome):
+            unchanged = decision.after == producer
+            if await (self._store.confirm(read) if unchanged else self._write(read, decision, outcome)):
                 return decision.after
         raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
 

@@ -36,6 +36,11 @@ select producer_id, group_id from transaction_group where producer_id = any ($1:
 -- Return whether the row was as the caller had read it, and has been written.
 select save_transactional_producer($1, $2, $3, $4, $5, $6, $7, $8);
 
+-- name: confirm_transactional_producer
+-- Return whether the row is as the caller had read it (no row: it is not). The lock makes this statement a commit, which
+-- waits for a synchronous standby.
+select true from transactional_producer where transactional_id = $1 and revision = $2 for key share;
+
 -- name: add_to_transaction
 -- Return whether the row was as the caller had read it, and its transaction has enlisted the given elements; null: it
 -- would be too large.

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from gateway.coordinator.transactions import InitProducer
 from storage.errors import StorageUnavailable
 from storage.log import LogStore
 from storage.pool import Database
 from storage.topics import TopicStore
 from storage.types import NewTopic, Topic
+from tests.gateway.data_plane import DataPlane
 from tests.postgres import LoopThread, short_directory
 from tests.standby import ReplicatedPostgres
 from tests.storage.batches import append, new_batch
@@ -44,4 +46,22 @@ async def test_batch_that_the_standby_lacks_is_not_acknowledged_as_a_duplicate(r
             with pytest.raises(StorageUnavailable):
                 await log.append([new_batch(key, producer=(7, 0, 1))])
     assert await append(log, new_batch(key, producer=(7, 0, 1))) == [1]
+    await database.close()
+
+
+async def test_end_of_a_transaction_that_the_standby_lacks_is_not_acknowledged(replicated: ReplicatedPostgres) -> None:
+    """A client repeats an EndTxn that was not answered. By then the producer's row says that the transaction has ended,
+    and a failover would open it again."""
+    database = await Database.open(replicated.primary.url, statement_timeout_ms=STATEMENT_MS)
+    node = DataPlane(database, tail_bytes=2**20, committers=1, name="node-1")
+    await node.membership.join()
+    topic = await node.create_topic("payments")
+    producer = await node.transactions.initialize("payer", InitProducer(60_000))
+    identity = "payer", producer.producer_id, producer.producer_epoch
+    await node.transactions.add(*identity, [topic.partitions[0].partition_key])
+    with replicated.sleeping_standby():
+        for _ in range(2):
+            with pytest.raises(StorageUnavailable):
+                await node.transactions.end(*identity, committed=True)
+    await node.transactions.end(*identity, committed=True)
     await database.close()
