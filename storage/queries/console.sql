@@ -122,7 +122,7 @@ order by member_id, seq desc;
 -- name: console_lag_history
 -- Commits of a group among the journal's numbers from $2 on: the greatest lag in each of 120 slots between two times.
 select topic, partition, ((at_ms - $3) * 120 / greatest($4 - $3, 1))::integer as slot,
-    max(greatest(log_end_offset - "offset", 0)) as lag
+    max(greatest(log_end_offset - greatest("offset", 0), 0)) as lag
 from journal_offset
 where seq >= $2 and group_id = $1 and kind = 'commit' and error_code = 0 and log_end_offset is not null
     and at_ms >= $3 and at_ms <= $4
@@ -204,7 +204,8 @@ limit $1;
 -- What the cluster has written and committed so far, for rates.
 select
     (select coalesce(sum(next_offset), 0) from partition_log)::bigint as written,
-    (select coalesce(sum(committed_offset), 0) from committed_offset)::bigint as committed,
+    -- Clients may commit any offset, so the sum may be too large for an integer.
+    (select coalesce(sum(committed_offset), 0) from committed_offset)::double precision as committed,
     (select coalesce(sum(size_bytes), 0) from partition_log)::bigint as size_bytes,
     (select count(*) from topic where deleted_at is null and not internal) as topics,
     (select count(*) from partition_log) as partitions,

@@ -12,9 +12,11 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from storage.console import ConsoleStore
 from storage.deletion import DeletionStore
 from storage.errors import StorageConflict
 from storage.groups import GroupStore
+from storage.journal import JournalOffset, JournalStore
 from storage.nodes import NodeStore
 from storage.offsets import ExpiredOffsets, KnownGroups, OffsetStore
 from storage.pool import Database
@@ -85,6 +87,40 @@ async def test_a_committed_offset_is_returned_exactly(
     at_ms = fetched.commit_timestamp_ms
     assert fetched == CommittedOffset(topic.topic_id, 0, committed_offset, leader_epoch, metadata, at_ms)
     assert await offsets.fetch("g", [(topic.topic_id, 0)]) == [fetched]
+
+
+@pytest.mark.parametrize("committed_offset", [2**63 - 1, -(2**63)])
+async def test_the_greatest_offsets_do_not_stop_the_first_page_of_the_console(
+    database: Database, offsets: OffsetStore, lease: CoordinatorLease, topic: Topic, committed_offset: int
+) -> None:
+    """Clients may commit any offset. Two such offsets exceed what a sum of integers can hold."""
+    commits = [commit(lease, topic, partition_index=index, committed_offset=committed_offset) for index in range(2)]
+    assert await offsets.commit(commits) == [None, None]
+    totals = await ConsoleStore(database).totals()
+    assert totals["committed"] == 2.0 * committed_offset
+    assert (await ConsoleStore(database).groups("", 10))[0]["lags"] == {"orders": 0}
+
+
+async def test_the_least_offset_does_not_stop_the_history_of_a_lag(database: Database) -> None:
+    journal = JournalStore(database)
+    await journal.make_partitions()
+    row = JournalOffset(
+        at_ms=5,
+        node_id=1,
+        group_id="least",
+        generation_id=-1,
+        kind="commit",
+        member_id=None,
+        topic_id=None,
+        topic="orders",
+        partition=0,
+        offset=-(2**63),
+        log_start_offset=0,
+        log_end_offset=7,
+        error_code=0,
+    )
+    await journal.write([row])
+    assert [each["lag"] for each in await ConsoleStore(database).lag_history("least", 0, 10, 10)] == [7]
 
 
 async def test_a_later_commit_replaces_everything(
