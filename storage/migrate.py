@@ -81,12 +81,18 @@ async def _lock(connection: Connection) -> None:
 
 
 async def _install_functions(connection: Connection) -> None:
-    """Create the schema of this release's functions once. It is never changed."""
-    if await connection.fetchval(statement("schema_exists"), schema.FUNCTION_SCHEMA):
+    """Create the schema of this release's functions once. It is never changed.
+
+    It is created anew if functions are missing: `drop schema sluice cascade` drops those that return rows of tables,
+    and leaves the others."""
+    functions = [sql for _, sql in schema.functions()]
+    wanted = sum(sql.count("create function ") for sql in functions)
+    if await connection.fetchval(statement("count_functions"), schema.FUNCTION_SCHEMA) >= wanted:
         return
     # The name has hexadecimal digits only, so it needs no quoting.
+    await connection.execute(f"drop schema if exists {schema.FUNCTION_SCHEMA} cascade")
     await connection.execute(f"create schema {schema.FUNCTION_SCHEMA}")
     await connection.execute(statement("use_search_path"), f"{schema.FUNCTION_SCHEMA}, {schema.TABLE_SCHEMA}")
-    for _, sql in schema.functions():
+    for sql in functions:
         await connection.execute(sql)
     await connection.execute(statement("use_search_path"), schema.SEARCH_PATH)

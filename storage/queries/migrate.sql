@@ -31,8 +31,12 @@ select version, file_name from sluice.schema_migration order by version;
 insert into sluice.schema_migration (version, file_name) values ($1, $2);
 
 -- name: schema_exists
--- Return whether this release's functions exist.
+-- Return whether the schema $1 exists.
 select exists (select from pg_namespace where nspname = $1);
+
+-- name: count_functions
+-- Return how many functions the schema $1 has.
+select count(*) from pg_proc p join pg_namespace n on n.oid = p.pronamespace where n.nspname = $1;
 
 -- name: use_search_path
 -- Set the search path until the end of the transaction.

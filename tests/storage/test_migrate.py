@@ -12,6 +12,7 @@ import pytest
 from storage import schema
 from storage.errors import StorageError, StorageUnavailable
 from storage.migrate import migrate
+from storage.nodes import NodeStore
 from storage.pool import Database
 from storage.queries import statement
 from storage.topics import TopicStore
@@ -36,6 +37,21 @@ async def test_a_repeated_migration_does_nothing(empty: Database) -> None:
     assert await migrate(empty) == version
     assert await empty.hot.fetch("select * from schema_migration order by version") == applied
     assert await TopicStore(empty).cluster_id() == cluster_id
+
+
+async def test_functions_that_were_dropped_with_the_tables_are_created_again(
+    empty: Database, empty_database_url: str
+) -> None:
+    """To begin anew, an administrator drops the schema `sluice`. Functions that return rows of tables go with it, and
+    the others stay."""
+    await migrate(empty)
+    connection = await asyncpg.connect(empty_database_url)
+    try:
+        await connection.execute("drop schema sluice cascade")
+    finally:
+        await connection.close()
+    await migrate(empty)
+    assert await NodeStore(empty).register("localhost:9092", {"PLAINTEXT": ("localhost", 9092)}, None, 60_000) == 1
 
 
 async def test_nodes_that_start_together_migrate_once(empty_database_url: str) -> None:
