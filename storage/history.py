@@ -19,11 +19,12 @@ from pathlib import Path
 
 import structlog
 
-from storage.errors import StorageUnavailable
+from storage.errors import StorageError, StorageUnavailable
 from storage.guard import HistoryGuard, Known
 from storage.pool import SESSION_SETTINGS, Connection, Database, connect, translated_errors
 from storage.queries import statement
 from storage.remembered import Remembered, read, write
+from storage.store import reach_store, read_marker
 from storage.types import PartitionKey
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
@@ -33,14 +34,18 @@ ADOPT_TIMEOUT_S = 300
 
 NEVER_SEEN = -1
 
+MARKER_PATIENCE_S = 3.0
+"""How long a change of history waits for the marker of the store. Until it ends, the node serves no client."""
+
 
 class HistoryStore:
     """The history of one database, as this process knows it."""
 
-    def __init__(self, database: Database, directory: Path | None = None) -> None:
-        """`directory` holds the log's segment files; None: the records lie elsewhere."""
+    def __init__(self, database: Database, place: Path | str | None = None) -> None:
+        """`place` is the directory or the bucket that holds the log's bytes; None: Postgres holds them."""
         self._database = database
-        self._directory = directory
+        self._place = place
+        self._directory = place if isinstance(place, Path) else None
         self._remembered: Known | None = None
         self._guard: HistoryGuard = database.guard
         self.history = NEVER_SEEN
@@ -60,8 +65,31 @@ class HistoryStore:
             if witness["identity"] is None:
                 raise StorageUnavailable("Postgres is a standby")
             ended = self._put_back if self.history == NEVER_SEEN else self.history
-            history = await connection.fetchval(statement("adopt_history"), witness["identity"], ended)
+            begun = await self._marked_history(connection)
+            history = await connection.fetchval(statement("adopt_history"), witness["identity"], ended, begun)
             return history, witness["identity"], witness["flushed_lsn"]
+
+    async def _marked_history(self, connection: Connection) -> int:
+        """Return the newest history that the log's store names. A copy that was restored before does not know the
+        histories that began in it then, and clients know their epochs."""
+        row = None if self._place is None else await connection.fetchrow(statement("log_store"))
+        if self._place is None or row is None:
+            return NEVER_SEEN
+        try:
+            async with asyncio.timeout(MARKER_PATIENCE_S):
+                store = reach_store(self._place)
+                try:
+                    marked = await read_marker(store)
+                finally:
+                    store.close()
+        except (OSError, StorageError) as error:
+            logger.warning(
+                "the log's store does not show whether another history has begun: check --log-store",
+                place=str(self._place),
+                reason=str(error) or "no answer",
+            )
+            return NEVER_SEEN
+        return NEVER_SEEN if marked is None or marked.store_id != row["store_id"] else marked.history
 
     async def look_back(self) -> None:
         """Compare the database with what its nodes knew in their last run. Call this before anything is written,

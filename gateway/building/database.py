@@ -55,8 +55,7 @@ async def open_database(settings: Settings, undo: Undo) -> DatabasePart:
         undo.push("database", 2 * STEP_TIMEOUT_S, lambda: database.close(STEP_TIMEOUT_S))
         if settings.database_url is not None:
             await _require_moved(database, url, settings.data_dir)
-        place = settings.log_place
-        history = HistoryStore(database, place if isinstance(place, Path) else None)
+        history = HistoryStore(database, settings.log_place)
         await history.look_back()
         await migrate(database)
         await begin_history(history)

@@ -37,7 +37,7 @@ from cluster;
 
 -- name: adopt_history
 -- Return the history that the database is in. Begin another one if the database lost commits.
-select adopt_history($1, $2);
+select adopt_history($1, $2, $3);
 
 -- name: partition_epochs
 -- Offsets at which the leader epochs of partitions began, except each partition's first epoch.

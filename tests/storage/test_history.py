@@ -28,7 +28,7 @@ from storage.roller import Roller
 from storage.segment_writers import register_object
 from storage.segments import SegmentDirectory
 from storage.staged import StagedRecords
-from storage.store import Marker, open_store
+from storage.store import Marker, mark_history, open_store
 from storage.topics import TopicStore
 from storage.transactions import TransactionStore
 from storage.types import Appended, NewTopic, PartitionKey, Refusal, Topic, unregistered
@@ -425,21 +425,53 @@ async def test_a_database_restored_while_no_node_ran_is_another_history(
 async def test_a_copy_restored_twice_begins_a_later_history_each_time(
     restorable: RestorablePostgres, tmp_path: Path
 ) -> None:
-    """The second time, the copy does not know the history that began after the first. Clients know its epochs."""
+    """The second time, the copy does not know the history that began after the first. Clients know its epochs, and
+    producers of transactions have learned theirs there."""
     node = await Node.open(restorable.url)
     key = await node.topic()
+    producer = Producer(node.database, node.log, 4000)
+    await producer.append(key, (None, b"1"))
+    await producer.end(committed=True)
     await node.close()
     epochs: list[int] = []
+    producer_epochs: list[int] = []
     for _ in range(3):
         restorable.save()
         node = await Node.open(restorable.url, tmp_path)
         (appended,) = await node.log.append([new_batch(key)])
         assert isinstance(appended, Appended)
         epochs.append(appended.leader_epoch)
+        row = await TransactionStore(node.database).read(producer.transactional_id)
+        assert row.record is not None
+        producer_epochs.append(row.record.producer_epoch)
         await node.history.remember(3)
         await node.close()
         restorable.put_back()
     assert epochs == sorted(set(epochs)), "clients that have seen an epoch refuse an earlier one"
+    assert producer_epochs == sorted(set(producer_epochs)), "a producer is fenced each time"
+
+
+async def test_a_database_from_a_base_backup_begins_a_later_history_than_its_store_names(
+    postgres: Databases, tmp_path: Path
+) -> None:
+    """Another recovery from the same base backup has begun a history before, on a timeline of its own. Clients know the
+    epochs of that history."""
+    url = postgres.create()
+    node = await Node.open(url)
+    sql = await asyncpg.connect(url)
+    place = tmp_path / "log"
+    try:
+        store = await open_store(node.database, place)
+        assert store is not None
+        await mark_history(store, 5)
+        await sql.execute("update sluice.cluster set history_identity = 'of the base backup'")
+        for _ in range(2):
+            history, *_ = await HistoryStore(node.database, place).adopt()
+            assert history == 6
+    finally:
+        await sql.close()
+        await node.close()
+        postgres.drop(url)
 
 
 @pytest.mark.parametrize(
