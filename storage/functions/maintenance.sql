@@ -409,7 +409,7 @@ begin
             pg_table_size(format('inline_records_%s', rotation.current_slot)::regclass) >= p_max_bytes
             or (
                 p_max_age_ms >= 0
-                and rotation.rotated_at <= clock_timestamp() - p_max_age_ms * interval '1 millisecond'
+                and extract(epoch from clock_timestamp() - rotation.rotated_at) * 1000 >= p_max_age_ms
             )
         )
     then

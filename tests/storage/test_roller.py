@@ -113,6 +113,12 @@ async def test_few_and_young_bytes_stay_inline(
     assert [inline for *_, inline in await places(sql)] == [True] * 3
 
 
+async def test_the_greatest_age_moves_nothing(log: LogStore, roller: Roller, key: PartitionKey) -> None:
+    """`log.store.roll.ms` may be the greatest long integer, so that only the size counts."""
+    await append(log, small(key, 1))
+    assert await roller.roll(max_bytes=2**40, max_age_ms=2**63 - 1) == 0
+
+
 async def test_chunks_are_not_joined_across_a_gap_or_across_partitions(
     log: LogStore, roller: Roller, make_topic: MakeTopic, sql: asyncpg.Connection
 ) -> None:
