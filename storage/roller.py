@@ -165,20 +165,23 @@ class Roller:
             position = rows[0]["scanned_to"]
 
     async def _truncate(self, slot: int) -> None:
-        """Empty the slot if nothing in it is alive."""
-        dead_rows: int = 0
-        position: int | None = None
-        try:
-            while True:
-                row = await self._pool.fetch_row(statement("dead_inline_rows"), slot, position or 0, _SCANNED_ROWS)
+        """Empty the slot if nothing in it is alive. It may have millions of rows, so no statement reads all of them."""
+
+        async def empty(connection: Connection) -> None:
+            # Lock before the first look, so that no row comes behind it.
+            if not await connection.fetchval(statement("lock_inline"), slot):
+                return
+            position: int | None = 0
+            while position is not None:
+                row = await connection.fetchrow(statement("dead_inline_rows"), slot, position, _SCANNED_ROWS)
                 assert row is not None
                 if row["any_alive"]:
                     return
-                if row["scanned_to"] is None:
-                    break
-                dead_rows += row["row_count"]
                 position = row["scanned_to"]
-            await self._pool.fetch_value(statement("truncate_inline"), slot, dead_rows, position)
+            await connection.execute(statement("truncate_inline"), slot)
+
+        try:
+            await self._pool.transact(empty)
         except StorageError as error:
             # A reader of the slot, a dump for instance, may take long. The next pass tries again.
             logger.info("inline bytes not removed yet: trying again", slot=slot, reason=str(error))

@@ -428,32 +428,24 @@ begin
 end
 $$;
 
-create function truncate_inline(p_slot smallint, p_dead_rows bigint, p_last_position bigint) returns boolean
+create function lock_inline(p_slot smallint) returns boolean
 language plpgsql volatile
 set lock_timeout = '200ms'
-set enable_seqscan = on -- All rows are counted, and without a vacuum an index shows none of them alone.
 as $$
--- Empty a slot that is not the current one and has only the p_dead_rows rows that the caller has found dead: no chunk
--- referred to them, and no later chunk will. The last of them has the greatest position, p_last_position (null: the slot
--- has no rows). If that row is still there, the slot was not emptied and filled again since. Return whether the slot was
--- emptied.
--- Lock before the count: an append that took this slot for the current one has then ended, or will fill the emptied
--- slot. Readers wait only during the TRUNCATE. To look up a chunk for each row here would take longer than a statement
--- may, if there are millions of rows.
-declare
-    row_count      bigint;
-    last_position  bigint;
+-- Keep writers from a slot until the end of the transaction. Return false if it is the current slot. An append that took
+-- this slot for the current one has ended then, or it waits and fills the emptied slot. Readers do not wait.
 begin
     execute format('lock table inline_records_%s in share row exclusive mode', p_slot);
-    perform 1 from inline_rotation r where r.current_slot = p_slot;
-    if found then
-        return false;
-    end if;
-    execute format('select count(*), max(position) from inline_records_%s', p_slot) into row_count, last_position;
-    if row_count <> p_dead_rows or last_position is distinct from p_last_position then
-        return false;
-    end if;
+    return not exists (select from inline_rotation r where r.current_slot = p_slot);
+end
+$$;
+
+create function truncate_inline(p_slot smallint) returns void
+language plpgsql volatile
+set lock_timeout = '200ms'
+as $$
+-- Empty a slot that is locked, and in which no row is alive since then. Readers wait for it.
+begin
     execute format('truncate table inline_records_%s', p_slot);
-    return true;
 end
 $$;

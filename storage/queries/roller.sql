@@ -35,10 +35,14 @@ left join (
 ) on true
 order by c.position;
 
+-- name: lock_inline
+-- Keep writers from slot $1 until the end of the transaction. Return false if new bytes go there.
+select lock_inline($1);
+
 -- name: dead_inline_rows
--- Of the next $3 rows of slot $1 behind position $2: their number, the position of the last one (null: no row is left),
--- and whether a chunk still refers to one of them.
-select count(*) as row_count, max(r.position) as scanned_to, coalesce(bool_or(c.position = r.position), false) as any_alive
+-- Of the next $3 rows of slot $1 behind position $2: the position of the last one (null: no row is left), and whether a
+-- chunk still refers to one of them.
+select max(r.position) as scanned_to, coalesce(bool_or(c.position = r.position), false) as any_alive
 from (
     select slot, position, partition_key, base_offset
     from inline_records
@@ -56,8 +60,8 @@ left join lateral (
 select position, records from inline_records where slot = $1 and position = any ($2::bigint[]);
 
 -- name: truncate_inline
--- Return whether the slot is empty now. It stays as it is unless it has $2 rows, of which the last has position $3.
-select truncate_inline($1, $2, $3);
+-- Empty slot $1, which is locked and has no live row.
+select truncate_inline($1);
 
 -- name: seal_abandoned_objects
 -- Seal objects whose node has ended or has registered anew, and those that are $1 ms old, except those that a transaction
