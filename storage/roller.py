@@ -93,6 +93,8 @@ class Roller:
         self._monotonic = monotonic
         self._listed_at: float | None = None
         self._history_marked = 0
+        self._history = database.guard.history
+        """History of the last pass over the store."""
         self._ends: dict[int, tuple[int, float]] = {}
         """Maps each sealed segment whose writer did not report its size to the end of its last known chunk, and to the
         time when that end was read.
@@ -194,8 +196,11 @@ class Roller:
         store = self._store
         if store is None:
             return 0
-        if self._database.guard.history > self._history_marked:
-            await self.begin_history(self._database.guard.history)
+        if self._database.guard.history != self._history:
+            self._history = self._database.guard.history
+            self._ends.clear()  # in this history a segment may have chunks that had moved in the lost one
+        if self._history > self._history_marked:
+            await self.begin_history(self._history)
         await self._pool.fetch(statement("seal_abandoned_objects"), SEAL_AFTER_MS)
         sealed: dict[int, int | None] = {
             row["object_id"]: row["size_bytes"] for row in await self._pool.fetch(statement("sealed_objects"), grace_ms)

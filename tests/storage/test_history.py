@@ -24,7 +24,7 @@ from storage.object_store import ObjectStore
 from storage.pool import Connection, Database
 from storage.queries import statement
 from storage.remembered import Remembered, write
-from storage.roller import Roller
+from storage.roller import KEPT_MS, Roller
 from storage.segment_writers import register_object
 from storage.segments import SegmentDirectory
 from storage.staged import StagedRecords
@@ -601,3 +601,36 @@ async def test_producer_ids_stay_unique_if_the_same_copy_is_restored_twice(datab
     finally:
         await sql.close()
         await node.close()
+
+
+async def test_a_segment_is_not_trimmed_to_an_end_that_was_counted_in_a_lost_history(
+    postgres: Databases, tmp_path: Path
+) -> None:
+    """In the lost history, its last chunk had moved elsewhere."""
+    url = postgres.create()
+    node = await Node.open(url)
+    sql = await asyncpg.connect(url, server_settings={"search_path": "sluice"})
+    now = 0.0
+    store = SegmentDirectory(tmp_path, segment_bytes=256 * 1024)
+    log = LogStore(node.database, store, inline_max_bytes=0)
+    roller = Roller(node.database, log, store, monotonic=lambda: now)
+    try:
+        key = await node.topic()
+        for size_bytes in (30_000, 20_000):
+            await append(log, new_batch(key, size_bytes=size_bytes))
+        await sql.execute("update log_object set sealed_at = clock_timestamp() - interval '1 hour'")
+        await sql.execute("create temporary table moved as select * from chunk where base_offset = 1")
+        await sql.execute("delete from chunk where base_offset = 1")
+        await roller.sweep()
+        await sql.execute("insert into chunk select * from moved")
+        await sql.execute("update cluster set history_identity = 'lost'")
+        node.history.accept(*await node.history.adopt())
+        now = KEPT_MS / 1000
+        await roller.sweep()
+        assert len((await read(log, key)).batches) == 2
+    finally:
+        await sql.close()
+        await roller.close()
+        await log.close()
+        await node.close()
+        postgres.drop(url)
