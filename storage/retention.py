@@ -14,7 +14,7 @@ without a limit, because DeleteRecords leaves rows to remove there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from storage.pool import Database
@@ -42,8 +42,6 @@ class RetentionPolicy:
 class RetentionPass:
     """The result of one pass."""
 
-    log_starts: Mapping[PartitionKey, int]
-    """New log start of each partition whose log start moved."""
     deleted_batches: int
     deleted_bytes: int
     complete: bool
@@ -73,8 +71,17 @@ class _Removed:
         return row["has_more"]
 
 
-async def apply(database: Database, policies: Sequence[RetentionPolicy], *, max_chunks: int = 200_000) -> RetentionPass:
+async def apply(
+    database: Database,
+    policies: Sequence[RetentionPolicy],
+    *,
+    max_chunks: int = 200_000,
+    moved: Callable[[PartitionKey, int], object] = lambda _key, _log_start: None,
+) -> RetentionPass:
     """Do one pass over `policies`: move log starts as time and size demand, and delete the rows below.
+
+    `moved` is called with each log start that moves, at once, because a later statement may fail. It is also called for
+    each log start below which rows are left: the call that moved it may have got no answer.
 
     Partitions take turns, so that a partition with much to remove does not keep others from their share. Safe beside
     other passes, appends and reads. Upstream: UnifiedLog.deleteOldSegments, with a chunk in the place of a segment and
@@ -89,7 +96,9 @@ async def apply(database: Database, policies: Sequence[RetentionPolicy], *, max_
         )
     )
     removed = _Removed(max_chunks)
-    log_starts: dict[PartitionKey, int] = {}
+    for candidate in waiting:
+        if candidate["below_start"]:
+            moved(PartitionKey(candidate["partition_key"]), candidate["log_start_offset"])
     delete = statement("delete_below_log_start")
     while waiting and removed.room > 0:
         candidate = waiting.popleft()
@@ -111,6 +120,6 @@ async def apply(database: Database, policies: Sequence[RetentionPolicy], *, max_
             continue
         log_start = await database.cold.fetch_value(statement("raise_log_start"), key, boundary)
         if log_start is not None:
-            log_starts[key] = log_start
+            moved(key, log_start)
             waiting.append(candidate)
-    return RetentionPass(log_starts, removed.batches, removed.size_bytes, not waiting)
+    return RetentionPass(removed.batches, removed.size_bytes, not waiting)

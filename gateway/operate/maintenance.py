@@ -196,9 +196,7 @@ class Maintenance:
             async for topic, partition in in_pieces(_partitions(self.catalog.topics()))
         ]
         for _ in range(ROUNDS_PER_PASS):
-            done = await retention.apply(self.database, policies)
-            for key, log_start_offset in done.log_starts.items():
-                self.tail.log_start_moved(key, log_start_offset)
+            done = await retention.apply(self.database, policies, moved=self.tail.log_start_moved)
             if done.deleted_batches:
                 logger.info(
                     "retention removed batches", deleted_batches=done.deleted_batches, deleted_bytes=done.deleted_bytes

@@ -4,7 +4,7 @@
 -- clock.
 select
     policy.partition_key, policy.retention_ms, policy.retention_bytes,
-    oldest.last_offset < p.log_start_offset as below_start
+    p.log_start_offset, oldest.last_offset < p.log_start_offset as below_start
 from (
     select
         unnest($1::bigint[]) as partition_key, unnest($2::bigint[]) as retention_ms,

@@ -30,13 +30,14 @@ async def now_ms(sql: asyncpg.Connection) -> int:
 
 async def kept(database: Database, log: LogStore, key: PartitionKey, **limits: int) -> list[int]:
     """Run a pass and return the base offsets of the readable batches. Assert that rows, sizes and log start agree."""
-    outcome = await retention.apply(database, [RetentionPolicy(key, **limits)])
+    moved: dict[PartitionKey, int] = {}
+    outcome = await retention.apply(database, [RetentionPolicy(key, **limits)], moved=moved.__setitem__)
     assert outcome.complete
     state = (await log.states([key]))[key]
     result = await read(log, key, state.log_start_offset)
     assert state.size_bytes == sum(len(batch.records) for batch in result.batches)
-    if outcome.log_starts:
-        assert outcome.log_starts == {key: state.log_start_offset}
+    if moved:
+        assert moved == {key: state.log_start_offset}
     rows = await database.cold.fetch("select base_offset from chunk where partition_key = $1 order by 1", key)
     assert [row["base_offset"] for row in rows] == [batch.base_offset for batch in result.batches]
     return [batch.base_offset for batch in result.batches]
@@ -112,9 +113,10 @@ async def test_a_pass_is_bounded_and_reports_that_more_is_due(
         await append_each(log, *(new_batch(key) for _ in range(10)))
     policies = [RetentionPolicy(key, MINUTE_MS) for key in keys]
 
-    first = await retention.apply(database, policies, max_chunks=4)
+    moved: dict[PartitionKey, int] = {}
+    first = await retention.apply(database, policies, max_chunks=4, moved=moved.__setitem__)
     assert (first.deleted_batches, first.deleted_bytes, first.complete) == (4, 400, False)
-    assert first.log_starts == {keys[0]: 4, keys[1]: 4}, "partitions take turns"
+    assert moved == {keys[0]: 4, keys[1]: 4}, "partitions take turns"
     rest = await retention.apply(database, policies)
     assert (rest.deleted_batches, rest.complete) == (16, True)
     states = await log.states(keys)
@@ -151,8 +153,10 @@ async def test_partitions_with_nothing_due_are_not_changed(
 ) -> None:
     await append(log, new_batch(key, max_timestamp_ms=now_ms))
     before = await sql.fetchval("select xmin::text from partition where partition_key = $1", key)
-    outcome = await retention.apply(database, [RetentionPolicy(key), RetentionPolicy(PartitionKey(10**9))])
-    assert (outcome.log_starts, outcome.deleted_batches, outcome.complete) == ({}, 0, True)
+    moved: dict[PartitionKey, int] = {}
+    policies = [RetentionPolicy(key), RetentionPolicy(PartitionKey(10**9))]
+    outcome = await retention.apply(database, policies, moved=moved.__setitem__)
+    assert (moved, outcome.deleted_batches, outcome.complete) == ({}, 0, True)
     assert await sql.fetchval("select xmin::text from partition where partition_key = $1", key) == before
 
 

@@ -28,12 +28,13 @@ from storage.chunks import Chunk
 from storage.compaction import CompactionRun, CompactionStore, DirtyRange
 from storage.deletion import DeletionStore, Turn
 from storage.deletion import Steps as DeletionSteps
-from storage.errors import StorageError
+from storage.errors import StorageError, StorageUnavailable
 from storage.groups import GroupStore
 from storage.mover import Mover
 from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
-from storage.pool import Database
+from storage.pool import Database, Pool, Row
+from storage.queries import statement
 from storage.roller import Roller
 from storage.tokens import TokenStore
 from storage.types import CoordinatorLease, GroupChange, LeaseKind, NodeId, OffsetCommit, Topic
@@ -121,6 +122,32 @@ async def test_retention_moves_the_tail_as_well(node: DataPlane) -> None:
     await maintenance(node).retain()
     assert (await node.fetch_one(topic, 0)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
     assert offsets_in(await node.fetch_one(topic, 1)) == [1]
+
+
+async def test_a_failed_pass_and_a_lost_answer_leave_no_removed_record_in_the_tail(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node without others believes the log starts that it knows, so it would serve these records on and on."""
+    first, second, third = [await node.create_topic(name, configs={"retention.ms": str(HOUR_MS)}) for name in "abc"]
+    for topic in (first, second):
+        for age_ms in (2 * HOUR_MS, 0):
+            await node.send(topic, batch_of(b"v", timestamps=[now_ms() - age_ms]))
+    await node.fill(third, [300] * 2)
+    await node.log.delete_records(third.partitions[0].partition_key, 1)  # the answer to the node is lost
+    fetch_row = Pool.fetch_row
+
+    async def lost(pool: Pool, query: str, *arguments: object) -> Row | None:
+        if query == statement("delete_below_log_start") and arguments[0] == second.partitions[0].partition_key:
+            raise StorageUnavailable("the connection is lost")
+        return await fetch_row(pool, query, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Pool, "fetch_row", lost)
+        with pytest.raises(StorageUnavailable):
+            await maintenance(node).retain()
+    for topic in (first, third):
+        assert (await node.fetch_one(topic, 0)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE, topic.name
+        assert offsets_in(await node.fetch_one(topic, 1)) == [1]
 
 
 async def test_rows_of_deleted_records_are_removed(node: DataPlane, database_url: str) -> None:

@@ -46,12 +46,12 @@ def catalog() -> Any:
 
 
 async def retain(seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    async def apply(database: object, policies: list[object]) -> RetentionPass:
+    async def apply(database: object, policies: list[object], moved: object) -> RetentionPass:
         seen.append(len(policies))
-        return RetentionPass({}, 0, 0, complete=True)
+        return RetentionPass(0, 0, complete=True)
 
     monkeypatch.setattr(maintenance.retention, "apply", apply)
-    node: Any = SimpleNamespace(catalog=catalog(), database=None, tail=None)
+    node: Any = SimpleNamespace(catalog=catalog(), database=None, tail=SimpleNamespace(log_start_moved=None))
     async with watched() as turns:
         await Maintenance.retain(node)
     assert turns.longest_ms < HELD_MS
