@@ -51,6 +51,12 @@ _PASSING = frozenset(
     (
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        # A new leader does not know yet where its log ends, or whether it has the newest epoch.
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.NETWORK_EXCEPTION,
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -166,7 +172,7 @@ class Cluster:
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     continue
-                raise self._unreachable(error) from error
+                raise self.unreachable(error) from error
             described += [(name, str(description.topic_id), partition.id) for partition in description.partitions]
         asked = [(topic, partition) for topic, _, partition in described]
         starts = self.offsets(asked, EARLIEST, read_committed=read_committed)
@@ -201,7 +207,16 @@ class Cluster:
                 found[asked.topic, asked.partition] = self._answer(future).offset
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise self._unreachable(error) from error
+                    raise self.unreachable(error) from error
+        unknown = sorted(set(partitions) - found.keys())
+        existing = self._metadata() if unknown else {}
+        for topic, partition in unknown:
+            # A new leader may not know its partition yet. A caller would take the partition for a deleted one.
+            if topic in existing:
+                raise UnreachableError(
+                    f"The leader of {topic}-{partition} does not know the partition at the moment.",
+                    "Look at the brokers' logs; then start the job again: it goes on where it was.",
+                )
         return found
 
     def at_time(self, partitions: Sequence[Partition], timestamp_ms: int) -> dict[Partition, int]:
@@ -238,7 +253,7 @@ class Cluster:
         answer = self._answer(future)
         if answer.errors:
             # The answers of the other brokers lack the groups that this broker coordinates.
-            raise self._unreachable(answer.errors[0])
+            raise self.unreachable(answer.errors[0])
         return {group.group_id: group.state.name for group in answer.valid}
 
     def alter_group_offsets(self, group: str, offsets: Mapping[Partition, int]) -> None:
@@ -316,7 +331,7 @@ class Cluster:
             except KafkaException as error:
                 if error.args[0].code() in _UNREADABLE:
                     continue
-                raise self._unreachable(error) from error
+                raise self.unreachable(error) from error
             found[resource.name] = {
                 name: str(entry.value)
                 for name, entry in entries.items()
@@ -352,11 +367,11 @@ class Cluster:
         try:
             listed = self._admin.list_topics(timeout=REQUEST_SECONDS)
         except KafkaException as error:
-            raise self._unreachable(error) from error
+            raise self.unreachable(error) from error
         for topic in listed.topics.values():
             # A topic that temporarily has no leader is not a deleted topic.
             if topic.error is not None and self._passes(topic.error):
-                raise self._unreachable(KafkaException(topic.error))
+                raise self.unreachable(KafkaException(topic.error))
         return {name: sorted(topic.partitions) for name, topic in listed.topics.items() if topic.error is None}
 
     @staticmethod
@@ -372,9 +387,10 @@ class Cluster:
             return future.result(REQUEST_SECONDS)
         except TimeoutError as error:
             # This timer may end before the client's own timer of the request.
-            raise self._unreachable(KafkaException(KafkaError(KafkaError._TIMED_OUT))) from error
+            raise self.unreachable(KafkaException(KafkaError(KafkaError._TIMED_OUT))) from error
 
-    def _unreachable(self, error: KafkaException) -> Exception:
+    def unreachable(self, error: KafkaException) -> Exception:
+        """Return UnreachableError if a retry may succeed, otherwise `error` itself."""
         told = error.args[0]
         if told.code() in _SILENT:
             return UnreachableError(

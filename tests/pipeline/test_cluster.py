@@ -12,11 +12,12 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
 
 from pipeline.archive import job as archive_job
+from pipeline.archive.start import starting_offsets
 from pipeline.erase.topic import TopicOfKey
 from pipeline.errors import PipelineError
 from pipeline.kafka import LATEST, Cluster, UnreachableError
 from pipeline.progress import Progress, Stop
-from tests.gateway_process import GatewayFactory
+from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.pipeline import jobs, topics
 from tests.secured import AUTHORIZER, USERS, start_secured
 
@@ -24,7 +25,14 @@ NO_LEADERS = -156
 """RD_KAFKA_RESP_ERR__NOENT of librdkafka."""
 
 
-@pytest.mark.parametrize("code", [NO_LEADERS, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION])
+@pytest.mark.parametrize(
+    "code",
+    [
+        NO_LEADERS, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.OFFSET_NOT_AVAILABLE, KafkaError.REPLICA_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.NETWORK_EXCEPTION,
+    ],
+)  # fmt: skip
 def test_partitions_without_a_leader_are_asked_again_later(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     """librdkafka reports "No leaders found" if Kafka has created a topic but none of its partitions
     has a leader yet.
@@ -39,6 +47,33 @@ def test_partitions_without_a_leader_are_asked_again_later(monkeypatch: pytest.M
     monkeypatch.setattr(AdminClient, "list_offsets", nobody_leads)
     with pytest.raises(PipelineError, match="cannot answer at the moment"):
         Cluster("127.0.0.1:1").offsets([("orders", 0)], OffsetSpec.latest())
+
+
+def test_partition_that_its_leader_does_not_know_yet_is_not_taken_for_a_deleted_one(
+    gateway: GatewayProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker of Apache Kafka answers like this until it has heard that it leads the partition."""
+    topic, whole, lacking = topics.fresh(gateway.bootstrap, 2), AdminClient.list_offsets, {1}
+    [log, _] = Cluster(gateway.bootstrap).logs([topic])
+
+    def unknown(own: AdminClient, asked: Mapping[TopicPartition, Any], **given: Any) -> dict[Any, Future[Any]]:
+        answers: dict[Any, Future[Any]] = whole(own, dict(asked), **given)
+        for at in answers:
+            if at.partition in lacking:
+                answers[at] = Future()
+                answers[at].set_exception(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+        return answers
+
+    monkeypatch.setattr(AdminClient, "list_offsets", unknown)
+    with pytest.raises(UnreachableError, match=f"The leader of {topic}-1 does not know the partition"):
+        Cluster(gateway.bootstrap).logs([topic])
+    lacking.add(0)
+    with pytest.raises(UnreachableError, match=f"The leader of {topic}-0 does not know the partition"):
+        # An archive would begin at the partition's end.
+        starting_offsets(Cluster(gateway.bootstrap), [log], "0")
+    with pytest.raises(UnreachableError, match=f"The leader of {topic}-0 does not know the partition"):
+        # An erasure would leave the topic as it is, and call the key erased.
+        TopicOfKey(cast(Any, None), Cluster(gateway.bootstrap), topic, log.topic_id, "").is_gone()
 
 
 @pytest.fixture
