@@ -188,7 +188,7 @@ def _carry_progress(spark: SparkSession, where: str, before_ms: int) -> None:
     """
     name = quoted(where)
     head = _head(spark, name)
-    last = next((each for each in _ancestry(spark, name, head) if _PROGRESS in each.summary), None)
+    last = next((each for each in _history(spark, name, head) if _PROGRESS in each.summary), None)
     if last is None or last.number == head or last.committed_ms >= before_ms:
         return
     held = [each for each, snapshot in _branches(spark, name).items() if snapshot == last.number]
@@ -333,7 +333,7 @@ def _head_for(spark: SparkSession, where: str, application: str, number: int) ->
         # A table without a snapshot has no head from which a commit could begin.
         spark.createDataFrame([], schema(spark, where)).writeTo(name).append()
         head = _head(spark, name)
-    for snapshot in _ancestry(spark, name, head):
+    for snapshot in _history(spark, name, head):
         if snapshot.summary.get(_APPLICATION) == application:
             return None if int(snapshot.summary[_NUMBER]) >= number else head
     return head
@@ -385,7 +385,7 @@ def publish(spark: SparkSession, where: str, branch: str, head: int | None) -> N
 
 def commits(spark: SparkSession, where: str) -> Iterator[Commit]:
     name = quoted(where)
-    for snapshot in _ancestry(spark, name, _head(spark, name)):
+    for snapshot in _history(spark, name, _head(spark, name)):
         rows = int(snapshot.summary.get("added-records", 0))
         yield Commit(snapshot.number, snapshot.operation, snapshot.summary.get(_PROGRESS), rows)
 
@@ -427,6 +427,23 @@ def _ancestry(spark: SparkSession, name: str, head: int | None) -> Iterator[_Sna
             return
         yield known[head]
         head = known[head].parent
+
+
+def _history(spark: SparkSession, name: str, head: int | None) -> Iterator[_Snapshot]:
+    """Yield `head` and its ancestors. If an ancestor has expired before one with progress was found, also yield the
+    last append, which its branch keeps.
+    """
+    oldest, told = None, False
+    for oldest in _ancestry(spark, name, head):
+        told = told or _PROGRESS in oldest.summary
+        yield oldest
+    if oldest is None or oldest.parent is None or told:
+        return
+    kept = [next(_ancestry(spark, name, each)) for each in _branches(spark, name).values()]
+    # A crashed append left a branch, too. The next append gets its number, so that number is greater than the
+    # numbers of all committed ones. A snapshot that is younger than `oldest` is no ancestor of it.
+    earlier = [each for each in kept if _PROGRESS in each.summary and each.committed_ms <= oldest.committed_ms]
+    yield from sorted(earlier, key=lambda each: int(each.summary[_NUMBER]))[:1]
 
 
 def _drop_branches(spark: SparkSession, name: str, kept: str) -> None:

@@ -305,6 +305,29 @@ def test_the_progress_outlives_merged_files_and_expired_snapshots(lake: SparkSes
 
 
 @one_catalog
+def test_the_progress_outlives_an_expired_snapshot_between_it_and_the_newest_one(
+    lake: SparkSession, gateway: GatewayProcess
+) -> None:
+    topic, name = filled(gateway.bootstrap, 1, 20), "table => 'default.events'"
+    given = ("--topics", topic, *FORMAT)
+    jobs.archive(lake, gateway.bootstrap, "events", *given)
+    progress = last_progress(lake, "iceberg:events")
+    # An append that is killed leaves a branch, too.
+    topics.fill(gateway.bootstrap, topic, topics.records(10, 1))
+    with patch.object(iceberg, "publish", side_effect=jobs.DiedError), pytest.raises(jobs.DiedError):
+        jobs.archive(lake, gateway.bootstrap, "events", *given)
+    for _ in range(2):
+        lake.sql(f"CALL sluice.system.rewrite_data_files({name}, options => map('rewrite-all', 'true'))").collect()
+    now = "older_than => TIMESTAMP '2999-01-01 00:00:00'"
+    lake.sql(f"CALL sluice.system.expire_snapshots({name}, {now}, retain_last => 1)").collect()
+    assert last_progress(lake, "iceberg:events") == progress
+    topics.fill(gateway.bootstrap, topic, topics.records(10, 1))
+    jobs.archive(lake, gateway.bootstrap, "events", *given)
+    assert offsets(lake) == list(range(40))
+    assert jobs.verify(lake, gateway.bootstrap, "events", *FORMAT).code == 0
+
+
+@one_catalog
 def test_small_files_are_merged_in_order_and_old_ones_removed(
     lake: SparkSession, gateway: GatewayProcess, tmp_path: Path
 ) -> None:
