@@ -9,6 +9,7 @@ table.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 import uuid
@@ -249,7 +250,8 @@ class Archive:
         return self._cluster.topics(names, self._arguments.pattern, existing=existing)
 
     def _wanted(self, name: str) -> bool:
-        return name in self._topics or self._arguments.pattern is not None
+        pattern = self._arguments.pattern
+        return name in self._topics or (pattern is not None and re.fullmatch(pattern, name) is not None)
 
     def _ends(self) -> dict[Partition, int]:
         logs = self._cluster.logs(self._chosen(), read_committed=self._read_committed)
@@ -273,7 +275,7 @@ class Archive:
         if self._arguments.max_rate:
             limit = min(limit, max(1, int(self._arguments.max_rate * max(self._arguments.interval, 1.0))))
         batch = plan(self._progress, logs, self._starting, self._run_id, limit, until)
-        batch = self._with_settings(batch)
+        batch = self._with_settings(batch, logs)
         unfinished = self._unfinished(batch)
         if unfinished is not None:
             batch = unfinished
@@ -303,17 +305,16 @@ class Archive:
         its first record is the start, because all its records are newer than the archive.
         """
         later = self._arguments.start == "latest" and (self._planned_before or self._progress.batch > 0)
-        whole = [log for log in fresh if later and log.topic not in self._topics]
-        rest = [log for log in fresh if log not in whole]
-        found = {(log.topic, log.partition): log.start for log in whole}
+        found = {(log.topic, log.partition): log.start for log in fresh if later and log.topic not in self._topics}
+        rest = [log for log in fresh if (log.topic, log.partition) not in found]
         if not rest:
             return found
         begun = self._progress.next.keys() | self._starting.keys()
         return found | starting_offsets(self._cluster, rest, self._arguments.start, begun)
 
-    def _with_settings(self, batch: Batch) -> Batch:
+    def _with_settings(self, batch: Batch, logs: Sequence[Log]) -> Batch:
         """Add the topics' own settings to the progress. The job reads them once per topic."""
-        fresh = sorted(batch.after.topic_ids.keys() - self._asked_settings - self._gone)
+        fresh = sorted({log.topic for log in logs} - self._asked_settings)
         if fresh:
             self._settings |= self._cluster.own_settings(fresh)
             self._asked_settings |= set(fresh)

@@ -462,6 +462,20 @@ def test_topic_that_is_deleted_before_its_first_batch_is_committed_is_left_out(
     assert jobs.verify(spark, gateway.bootstrap, out).code == 0
 
 
+def test_deleted_topic_that_the_pattern_does_not_match_does_not_end_the_archive(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    goes, stays = (topics.fresh(gateway.bootstrap, 1) for _ in range(2))
+    for topic in (goes, stays):
+        topics.fill(gateway.bootstrap, topic, topics.records(10, 1))
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", goes)
+    topics.delete(gateway.bootstrap, goes)
+    told = jobs.archive(spark, gateway.bootstrap, out, "--pattern", stays)
+    assert (held(spark, out), told.events("settings")) == (20, [])
+    with pytest.raises(PipelineError, match=f"The topic {goes} has been deleted"):
+        jobs.archive(spark, gateway.bootstrap, out, "--pattern", f"{stays}|{goes}")
+
+
 def test_archive_of_an_open_transaction_goes_on_with_committed_records_only(
     spark: SparkSession, gateway: GatewayProcess, out: str
 ) -> None:
