@@ -339,7 +339,9 @@ class Archive:
             return None
         # The earlier run may have archived more topics than this one.
         logs = self._cluster.logs(sorted(planned.topic_ids), read_committed=self._read_committed)
-        return plan_again(self._progress, planned, logs, batch.left)
+        again = plan_again(self._progress, planned, logs, batch.records + batch.left)
+        # The logs may have lost all records of this batch, and still have later ones.
+        return replace(again, left=max(0, again.left - again.records))
 
     def _report_lost(self, lost: Sequence[Range]) -> None:
         if not lost:

@@ -331,6 +331,22 @@ def test_typed_batch_whose_dead_letters_are_committed_goes_on_behind_what_retent
     assert jobs.verify(spark, gateway.bootstrap, out).code == 0
 
 
+def test_once_archives_later_records_though_the_topic_has_lost_an_unfinished_batch(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 1)
+    bad = [(0, None, b"bad", topics.START_MS, [])]
+    topics.fill(gateway.bootstrap, topic, bad * 3)
+    given = ("--topics", topic, "--value", "json")
+    with jobs.dying_before_the_commit_of(out), pytest.raises(jobs.DiedError):
+        jobs.archive(spark, gateway.bootstrap, out, *given)
+    topics.fill(gateway.bootstrap, topic, bad * 4)
+    topics.delete_records(gateway.bootstrap, topic, 0, 3)
+    told = jobs.archive(spark, gateway.bootstrap, out, *given, "--on-data-loss", "continue")
+    assert told.events("lost")[0]["lost"] == [[topic, 0, 0, 3]]
+    assert [row.offset for row in table.read(spark, out).orderBy("offset").collect()] == [3, 4, 5, 6]
+
+
 @pytest.mark.parametrize(
     ("value", "timestamp", "given"),
     [(b"bad", topics.START_MS, ("--value", "json")), (b"{}", 2**62, ())],
