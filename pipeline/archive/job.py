@@ -391,7 +391,10 @@ class Archive:
         """
         if not unfit.is_cause(error):
             raise error
-        found = unfit.find(self._cluster.settings, self._ranges(batch), read_committed=self._read_committed)
+        try:
+            found = unfit.find(self._cluster.settings, self._ranges(batch), read_committed=self._read_committed)
+        except KafkaException as silent:
+            raise self._cluster.unreachable(silent) from silent
         if not found.holes:
             raise error
         words = "; ".join(str(each) for each in found.holes[:MAX_LOST_PRINTED])

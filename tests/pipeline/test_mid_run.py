@@ -11,14 +11,16 @@ import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from pyspark.sql import SparkSession
 
 from pipeline import table
 from pipeline.archive import job as archive_job
-from pipeline.archive import plan
+from pipeline.archive import plan, unfit
 from pipeline.archive.job import last_progress
 from pipeline.errors import PipelineError
 from pipeline.kafka import Cluster
@@ -32,6 +34,8 @@ from tests.pipeline import jobs, running, topics
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("interpreted")]
 PACE = ("--max-batch-records", "20")
 SMALL_DISK_MIB, ROOM_MIB = 2, 64
+TIMED_OUT = -185
+"""An error code of librdkafka itself."""
 
 
 @pytest.fixture
@@ -239,6 +243,27 @@ def test_a_step_that_can_be_done_again_is_broken_off_when_a_stop_is_asked_for(sp
 
 
 # --- machines -------------------------------------------------------------------------------------------------------
+
+
+def test_search_for_timestamps_that_do_not_fit_is_done_again_if_a_broker_is_silent(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic, whole = topics.fresh(gateway.bootstrap, 1, message_timestamp_after_max_ms=str(2**63 - 1)), unfit.find
+    topics.fill(gateway.bootstrap, topic, [(0, None, b"{}", 2**62, []), *topics.records(3, 1)])
+    silent = [KafkaException(KafkaError(TIMED_OUT))]
+
+    def find(*given: Any, **named: Any) -> unfit.Found:
+        if silent:
+            raise silent.pop()
+        return whole(*given, **named)
+
+    with (
+        patch.object(unfit, "find", find),
+        running.archive(spark, gateway.bootstrap, out, "--topics", topic, "--once") as job,
+    ):
+        assert job.wait_for("retry")["cause"].startswith("No Kafka broker answers")
+        job.finish()
+    assert (held(spark, out), held(spark, f"{out}_dead_letters")) == (3, 1)
 
 
 def test_postgres_and_the_gateway_may_die_under_an_archive_and_a_replay(
