@@ -41,6 +41,8 @@ APPLICATION = "sluice-archive"
 RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 20.0)
 MAX_LOST_PRINTED = 50
 MAX_SKIPPED = 1_000
+RENEWAL_SECONDS = 3_600.0
+"""How often an idle job checks that the table's newest commit has its progress."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -143,6 +145,7 @@ class Archive:
         self._letters_may_be_ahead = True
         """True if an earlier run or a failed attempt may have committed the dead letters of a batch, and no records."""
         self._gone: set[str] = set()
+        self._checked_renewal = -RENEWAL_SECONDS
 
     def run(self) -> None:
         self.open()
@@ -360,7 +363,7 @@ class Archive:
     def _step(self, planned: Planned) -> None:
         """Read and commit one batch. Skip a batch that adds neither records nor partitions."""
         batch = planned.batch
-        if not batch.ranges and not batch.lost and self._known(batch):
+        if not batch.ranges and not batch.lost and self._known(batch) and not self._must_renew():
             self._publish(planned, 0, 0.0)
             return
         started = time.monotonic()
@@ -444,6 +447,17 @@ class Archive:
         their first offsets.
         """
         return batch.after.next == self._progress.next and bool(self._progress.batch)
+
+    def _must_renew(self) -> bool:
+        """Return whether commits of other jobs follow the progress. A table forgets its oldest commits, so an idle
+        archive commits its progress again.
+        """
+        now = time.monotonic()
+        if now - self._checked_renewal < RENEWAL_SECONDS:
+            return False
+        self._checked_renewal = now
+        newest = next(table.commits(self._spark, self._out))
+        return newest.metadata is None or Progress.from_json(newest.metadata) is None
 
     def _records(self, batch: Batch) -> DataFrame:
         ranges = self._ranges(batch)

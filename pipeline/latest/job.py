@@ -166,6 +166,9 @@ def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop
                 "Name another --out, because this table would miss the first records of the new topic.",
             )
     own = uuid.uuid4().hex
+    # A table forgets its oldest commits, so its progress is committed again behind commits of other jobs.
+    newest = next(table.commits(spark, out), None)
+    must_renew = done.batch > 0 and newest is not None and newest.metadata is None
     while not stop.asked:
         backlog = [
             Range(topic, partition, done.next.get((topic, partition), progress.first[topic, partition]), end)
@@ -173,7 +176,7 @@ def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop
             if topic in topics
         ]
         ranges = share([each for each in backlog if each.records > 0], arguments.max_batch_records)
-        if not ranges:
+        if not ranges and not must_renew:
             break
         started = time.monotonic()
         after = replace(
@@ -189,7 +192,7 @@ def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop
             changed = merge_batch(ENVELOPES[arguments.envelope](batch), out, after)
         if last_merged(spark, out) != after:
             raise PipelineError(f"Another job merges into {out}.", "Stop one of the two jobs.")
-        done = after
+        done, must_renew = after, False
         left = sum(each.records for each in backlog) - offsets
         told = "" if changed is None else f" changed {changed:,} rows"
         lines.step(

@@ -252,6 +252,31 @@ def test_a_table_whose_log_has_lost_its_progress_is_refused(spark: SparkSession,
     assert held(spark, latest) == {b"k": b"v"}
 
 
+def test_progress_of_an_idle_table_outlives_the_commits_that_delta_forgets(spark: SparkSession, out: str) -> None:
+    latest = f"{out}_latest"
+    table.create(spark, out, RECORD)
+
+    def archive(number: int) -> None:
+        row = ("t", 0, number, AT, "create_time", b"k", b"%d" % number, None, AT.date())
+        progress = Progress(number, "run", {"t": "id"}, {("t", 0): 1}, {("t", 0): number + 1})
+        frame = spark.createDataFrame([row], RECORD)
+        table.append(frame, out, archive_job.APPLICATION, number, progress.to_json())
+
+    archive(1)
+    jobs.latest(spark, out, latest)
+    # Other jobs commit, as `compact` does each night, and each commit makes a checkpoint.
+    for setting in ("'delta.checkpointInterval' = '1'", "'night' = '1'"):
+        spark.sql(f"ALTER TABLE delta.`{latest}` SET TBLPROPERTIES ({setting})").collect()
+    jobs.latest(spark, out, latest)
+    assert jobs.latest(spark, out, latest).events("committed") == []
+    # After 30 days Delta removes the files of its log that a checkpoint replaces.
+    for path in sorted(Path(latest, "_delta_log").glob("*.json"))[:-1]:
+        path.unlink()
+    archive(2)
+    jobs.latest(spark, out, latest)
+    assert held(spark, latest) == {b"k": b"2"}
+
+
 def test_a_row_that_its_partition_has_replaced_does_not_stay_for_its_later_clock(spark: SparkSession, out: str) -> None:
     table.create(spark, out, NEWEST)
     batches = [[(1, 3, 20)], [(0, 5, 10), (1, 4, 5)], [(1, 5, 1)]]

@@ -393,6 +393,26 @@ def test_a_commit_whose_answer_was_lost_is_not_taken_for_another_jobs(
     assert jobs.verify(spark, gateway.bootstrap, out).code == 0
 
 
+def test_progress_of_an_idle_archive_outlives_the_commits_that_delta_forgets(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 1)
+    topics.fill(gateway.bootstrap, topic, topics.records(10, 1))
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    # Other jobs commit, as `compact` does each night, and each commit makes a checkpoint.
+    for setting in ("'delta.checkpointInterval' = '1'", "'night' = '1'"):
+        spark.sql(f"ALTER TABLE delta.`{out}` SET TBLPROPERTIES ({setting})").collect()
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    assert jobs.archive(spark, gateway.bootstrap, out, "--topics", topic).events("committed") == []
+    # After 30 days Delta removes the files of its log that a checkpoint replaces.
+    for path in sorted(Path(out, "_delta_log").glob("*.json"))[:-1]:
+        path.unlink()
+    topics.fill(gateway.bootstrap, topic, topics.records(10, 1))
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    assert held(spark, out) == 20
+    assert jobs.verify(spark, gateway.bootstrap, out).code == 0
+
+
 def test_dead_letters_of_another_archive_are_refused(spark: SparkSession, gateway: GatewayProcess, out: str) -> None:
     """Both archives number their batches from 1, so each would take the other's dead letters for its own."""
     one, two = (topics.fresh(gateway.bootstrap, 1) for _ in range(2))
