@@ -209,7 +209,7 @@ def _report_foreign(records: DataFrame, lines: Lines) -> None:
     found: Any = records.agg(F.count("*").alias("records"), F.min(place).alias("first")).first()
     if found.records:
         lines.say(
-            f"left out {found.records:,} records whose value is not Debezium's JSON, the first is "
+            f"left out {found.records:,} records whose value is not Debezium's JSON or lacks the row, the first is "
             f"{found.first.topic}-{found.first.partition} offset {found.first.offset:,}",
             event="foreign", records=found.records,
         )  # fmt: skip

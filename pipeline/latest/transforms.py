@@ -9,7 +9,7 @@ from pipeline.schema import CHANGE, HISTORY, conform
 
 # Debezium: c (create), u (update) and r (read, of its first snapshot) have `after`; d (delete) has only `before`.
 DELETE = "d"
-ROW_OPERATIONS = ("c", "u", "r", "d")
+WRITES = ("c", "u", "r")
 
 
 def plain(records: DataFrame) -> DataFrame:
@@ -23,19 +23,30 @@ def debezium(records: DataFrame) -> DataFrame:
     A null value is the tombstone behind a delete. Records of another operation (truncate, message) are left out, and so
     are those of `foreign`.
     """
-    envelope = _envelope()
-    opened = records.withColumn("_operation", F.try_variant_get(envelope, "$.op", "string")).withColumn(
-        "_after", F.try_variant_get(envelope, "$.after", "variant")
-    )
-    rows = opened.where(F.col("value").isNull() | F.col("_operation").isin(*ROW_OPERATIONS))
+    opened = records.withColumns({"_operation": _operation(), "_after": _after()})
     deleted = F.col("value").isNull() | (F.col("_operation") == DELETE)
-    return _changes(rows, deleted, F.when(~deleted, F.to_json("_after").cast("binary")))
+    rows = opened.where(deleted | (F.col("_operation").isin(*WRITES) & F.col("_after").isNotNull()))
+    return _changes(rows, deleted, F.when(~deleted, F.col("_after").cast("binary")))
 
 
 def foreign(records: DataFrame) -> DataFrame:
-    """Return the records with a key whose value is not Debezium's JSON."""
-    operation = F.try_variant_get(_envelope(), "$.op", "string")
-    return records.where(F.col("key").isNotNull() & F.col("value").isNotNull() & operation.isNull())
+    """Return the records with a key whose value is not Debezium's JSON, or lacks the row that it writes.
+
+    MongoDB's connector leaves out the row of an update if it does not look it up, or if the row was deleted before.
+    """
+    lacks_row = _operation().isin(*WRITES) & _after().isNull()
+    return records.where(F.col("key").isNotNull() & F.col("value").isNotNull() & (_operation().isNull() | lacks_row))
+
+
+def _operation() -> Column:
+    return F.try_variant_get(_envelope(), "$.op", "string")
+
+
+def _after() -> Column:
+    """Return the row after the change as JSON, null if the envelope has none. MongoDB's connector writes it as a text
+    of JSON.
+    """
+    return F.try_variant_get(_envelope(), "$.after", "string")
 
 
 def _envelope() -> Column:

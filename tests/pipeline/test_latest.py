@@ -20,7 +20,7 @@ from pipeline.archive import job as archive_job
 from pipeline.archive.plan import Progress
 from pipeline.errors import PipelineError
 from pipeline.latest import job as latest_job
-from pipeline.latest.transforms import versions
+from pipeline.latest.transforms import debezium, foreign, versions
 from pipeline.partitioning import partitions
 from pipeline.schema import CHANGE, HISTORY, NEWEST, RECORD
 from tests.gateway_process import GatewayProcess
@@ -321,5 +321,17 @@ def test_debeziums_envelope_is_opened(spark: SparkSession, gateway: GatewayProce
         b'{"id":1}': {"id": 1, "name": "b"}, b'{"id":2}': {"id": 2},
     }  # fmt: skip
     [told] = made.events("foreign")
-    words = f"left out 2 records whose value is not Debezium's JSON, the first is {topic}-0 offset 8"
+    words = f"left out 2 records whose value is not Debezium's JSON or lacks the row, the first is {topic}-0 offset 8"
     assert (told["say"], told["records"]) == (words, 2)
+
+
+def test_debezium_write_without_its_row_is_left_out_and_a_row_of_mongodb_is_opened(spark: SparkSession) -> None:
+    values = [
+        '{"op":"u","after":{"n":1}}', '{"op":"u","after":null}', '{"payload":{"op":"c"}}', '{"op":"d"}', "5",
+        '{"op":"c","after":"{\\"_id\\":7}"}',
+    ]  # fmt: skip
+    rows = [("t", 0, n, AT, "create_time", b"k", value.encode(), None, AT.date()) for n, value in enumerate(values)]
+    records = spark.createDataFrame(rows, RECORD)
+    found = [(row.offset, row.deleted, row.value and bytes(row.value)) for row in debezium(records).collect()]
+    assert sorted(found) == [(0, False, b'{"n":1}'), (3, True, None), (5, False, b'{"_id":7}')]
+    assert sorted(row.offset for row in foreign(records).collect()) == [1, 2, 4]
