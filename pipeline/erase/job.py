@@ -317,7 +317,14 @@ class Erasure:
             own = self._cluster.own_settings([topic])
             if topic not in own:
                 raise PipelineError(f"The settings of {topic} may not be read.", "Allow DescribeConfigs on the topic.")
-            begun.settings = {name: own[topic].get(name) for name in DUE_AT_ONCE}
+            settings = {name: own[topic].get(name) for name in DUE_AT_ONCE}
+            if settings == DUE_AT_ONCE:
+                raise PipelineError(
+                    f"The topic {topic} has the settings of another erasure, which has not ended.",
+                    "Let that erasure end by its own command. If its proof is lost, set the topic's own values of "
+                    f"{', '.join(DUE_AT_ONCE)} (kafka-configs); then start the command again.",
+                )
+            begun.settings = settings
             manifest_job.write(self._part, begun.to_json())
         try:
             if all(each.tombstone for each in found):

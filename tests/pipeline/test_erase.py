@@ -142,6 +142,26 @@ def test_an_erasure_that_is_killed_is_continued_by_the_same_command(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("proof")] == ["proof.json"]
 
 
+@only_delta
+def test_erasure_does_not_take_the_settings_of_another_one_for_the_topics_own(
+    lake: Lake, gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    topic = archived(lake, gateway.bootstrap, 20)
+    given = (lake.spark, gateway.bootstrap, lake.archive, "--topic", topic, "--proof")
+    with (
+        patch.object(TopicOfKey, "compact", side_effect=DiedError),
+        patch.object(Cluster, "set_settings", autospec=True, side_effect=only_once(Cluster.set_settings)),
+        pytest.raises(DiedError),
+    ):
+        jobs.erase(*given, str(tmp_path / "first.json"), *ERASED)
+    # It would restore them after the first erasure has restored the topic's own settings.
+    with (
+        patch.object(TopicOfKey, "compact", side_effect=DiedError),
+        pytest.raises(PipelineError, match=r"has the settings of another erasure, which has not ended"),
+    ):
+        jobs.erase(*given, str(tmp_path / "second.json"), "--key", "key 1")
+
+
 def test_a_key_is_erased_from_topic_archive_and_tables_and_nothing_else(
     lake: Lake, gateway: GatewayProcess, tmp_path: Path
 ) -> None:
