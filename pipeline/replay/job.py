@@ -45,6 +45,8 @@ APPLICATION = "sluice-replay"
 MAX_TASKS = 64
 _CLOCKS = re.compile(r"\b(?:current_(?:date|time|timestamp)|localtime|localtimestamp|now)\(")
 """Functions of SQL whose value is another at each start. Spark counts them as deterministic."""
+_NOW = re.compile(r"\b(?:date|timestamp\w*)\s*['\"]\s*(?:now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+"""Literals of a time that Spark replaces by a fixed time at each start, before it shows the condition."""
 _LITERALS = re.compile(r"'(?:[^'\\]|\\.)*'")
 
 
@@ -523,7 +525,8 @@ def _shown(row: Row | None, partition: Row) -> str:
 def _check_filter(records: DataFrame, condition: str) -> None:
     """Raise PipelineError if the filter may choose other records when the replay is continued or compared."""
     plan = analyzed(records.where(condition))
-    if not plan.deterministic() or _CLOCKS.search(_LITERALS.sub("", plan.condition().sql())):
+    clocks = _NOW.search(condition) or _CLOCKS.search(_LITERALS.sub("", plan.condition().sql()))
+    if clocks or not plan.deterministic():
         raise PipelineError(
             f"--filter {condition} depends on the time or on chance, so a replay could not be continued.",
             "Write times as literals, such as TIMESTAMP '2026-01-31 12:00:00'.",

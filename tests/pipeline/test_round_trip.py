@@ -768,7 +768,7 @@ def test_replay_is_not_continued_with_other_offsets_or_with_a_filter_that_change
     topics.fill(gateway.bootstrap, topic, topics.records(40, 1))
     jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
     options = ("--topic-map", f"{topic}={topic}-again", "--create-topics")
-    for condition in ("timestamp < now()", "date < current_date", "rand() < 0.5"):
+    for condition in ("timestamp < now()", "date < current_date", "rand() < 0.5", "date < DATE 'today'"):
         with pytest.raises(PipelineError, match="depends on the time or on chance"):
             jobs.replay(spark, gateway.bootstrap, out, *options, "--filter", condition)
     until = ("--filter", "topic <> 'now()'", "--until", f'{{"{topic}": {{"0": 20}}}}')
