@@ -52,6 +52,8 @@ _ALWAYS = {
     "spark.sql.unionOutputPartitioning": "false",
     "spark.hadoop.parquet.block.size": str(32 * 1024 * 1024),
     "spark.ui.showConsoleProgress": "false",
+    # A replay writes to Kafka, and two attempts of a task at the same time would write records twice.
+    "spark.speculation": "false",
     # A vacuum must not delete files that another job reads. `compact` passes its own horizon.
     "spark.databricks.delta.retentionDurationCheck.enabled": "true",
 }

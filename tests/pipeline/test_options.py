@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, LongType, StructField, StructType
 
 from pipeline import jdbc, session
@@ -61,6 +62,11 @@ def test_a_time_zone_other_than_utc_is_refused() -> None:
     assert options("spark.sql.session.timeZone=UTC", "a=b=c").settings["a"] == "b=c"
     with pytest.raises(PipelineError, match="days in UTC"):
         options("spark.sql.session.timeZone=Europe/Berlin")
+
+
+def test_no_task_has_two_attempts_at_a_time(spark: SparkSession) -> None:
+    """Clusters may set this in spark-defaults.conf. Two attempts of a replay's task would write records twice."""
+    assert spark.sparkContext.getConf().get("spark.speculation") == "false"
 
 
 def test_a_pattern_that_is_no_regular_expression_is_refused() -> None:
