@@ -81,7 +81,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         r"Failed to (?:create|construct) (?:new )?Kafka\w+|TimeoutException: .*(?:topic metadata|Call\(callName)|"
         r"Timeout of \d+ms expired|Timed out waiting for a node|_TRANSPORT|_ALL_BROKERS_DOWN|_TIMED_OUT|"
-        r"Connection to node .* could not be established",
+        r"Connection to node .* could not be established|: not stored within \d+ s|cannot be read within \d+ s",
         "The Kafka cluster does not answer.",
         "Check --bootstrap, and that the cluster runs; then start the job again: it goes on where it was.",
     ),
@@ -152,7 +152,7 @@ def explain(error: BaseException) -> PipelineError:
         if found:
             return PipelineError(f"{cause} ({_line_around(text, found.start())})", next_step)
     return PipelineError(
-        f"The job ended with an error that it does not know: {_root_cause(text)}",
+        f"The job ended with an error that it does not know: {root_cause(error)}",
         "Start the job again with --trace to see the whole error.",
     )
 
@@ -171,8 +171,9 @@ def _line_around(text: str, position: int) -> str:
     return text[start : len(text) if end < 0 else end].strip()[:MAX_CAUSE_CHARACTERS]
 
 
-def _root_cause(text: str) -> str:
+def root_cause(error: BaseException) -> str:
     """Return the error that a Python worker raised, else the last cause in a trace, else its first line."""
+    text = _told(error)
     if "thrown from the Python worker" in text:
         raised = re.findall(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt): .*$", text, re.MULTILINE)
         if raised:

@@ -38,7 +38,7 @@ from pipeline.archive.protobuf.columns import as_json, columns
 from pipeline.archive.protobuf.values import read_indexes
 from pipeline.archive.registry import Registry, Schema
 from pipeline.archive.typed import EXACT_TIMES, NO_TYPE, JsonTyping, all_nulls, can_be_column, merge
-from pipeline.errors import explain
+from pipeline.errors import root_cause
 from pipeline.widening import widen
 
 MAX_SCHEMAS = 200
@@ -150,7 +150,7 @@ def _decoded(number: int, schema: _Readable, records: DataFrame) -> tuple[Column
     try:
         return _avro(number, schema.text, payload, records)
     except (PySparkException, Py4JJavaError) as error:
-        return nothing, F.lit(f"the schema {number} cannot be used: {explain(error).cause}"), NO_TYPE
+        return nothing, F.lit(f"the schema {number} cannot be used: {root_cause(error)}"), NO_TYPE
 
 
 def _used(named: DataFrame, schemas: Mapping[int, protobuf.Types]) -> list[StructType]:

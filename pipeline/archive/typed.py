@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -41,7 +43,7 @@ from pyspark.sql.types import (
 )
 
 from pipeline.archive.avro_references import is_declared, is_union
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, root_cause
 from pipeline.schema import DATA, DEAD_LETTER, RESCUED
 from pipeline.widening import MOST_DIGITS, fitted, ladder, widen
 
@@ -103,9 +105,15 @@ class AvroTyping:
         from pyspark.sql.avro.functions import from_avro
 
         value = F.expr(f"substring(value, {CONFLUENT_PREFIX_BYTES + 1})") if self.framed else F.col("value")
-        parsed = records.withColumn(DATA, from_avro(value, self.schema, {"mode": "PERMISSIVE"}))
+        try:
+            parsed = records.withColumn(DATA, from_avro(value, self.schema, {"mode": "PERMISSIVE"}))
+            kind = parsed.schema[DATA].dataType
+        except (PySparkException, Py4JJavaError) as error:
+            raise PipelineError(
+                f"--schema cannot be used: {root_cause(error)}", "Check that the file has an Avro schema."
+            ) from error
         # Spark returns a record that it cannot decode as null, or as a struct in which all fields are null.
-        fields = [F.col(f"{DATA}.`{name}`").isNull() for name in _struct(parsed.schema[DATA].dataType).names]
+        fields = [F.col(f"{DATA}.`{name}`").isNull() for name in _struct(kind).names]
         empty = F.col(DATA).isNull()
         if fields:
             nothing = fields[0]
@@ -114,7 +122,7 @@ class AvroTyping:
             empty = empty | nothing
         nulls = all_nulls(self.schema)
         bad = F.col("value").isNotNull() & empty & (F.lit(True) if nulls is None else ~value.eqNullSafe(F.lit(nulls)))
-        data = fitted(F.col(DATA), parsed.schema[DATA].dataType, stored, decimals=self.decimals)
+        data = fitted(F.col(DATA), kind, stored, decimals=self.decimals)
         return (
             parsed.withColumn(RESCUED, F.lit(None).cast(StringType()))
             .withColumn("reason", F.when(bad, F.lit("the value is not Avro of the given schema")))
@@ -391,8 +399,15 @@ def can_be_column(name: str) -> bool:
 
 
 def _given(text: str) -> StructType:
-    """Return the type in --schema. Raise PipelineError if Delta refuses one of its names."""
-    kind = _struct(DataType.fromDDL(text))
+    """Return the type in --schema. Raise PipelineError if it is no DDL of columns, or if Delta refuses one of its
+    names.
+    """
+    try:
+        kind = _struct(DataType.fromDDL(text))
+    except PySparkException as error:
+        raise PipelineError(
+            f"--schema is no DDL of Spark: {root_cause(error)}", "Write it like: id BIGINT, name STRING."
+        ) from error
     refused = [field.name for field in kind.fields if not can_be_column(field.name)]
     if refused:
         raise PipelineError(

@@ -190,6 +190,15 @@ def test_a_schema_with_a_name_that_delta_refuses_is_an_error(spark: SparkSession
         typed_rows(spark, "`first name` string", "{}")
 
 
+@pytest.mark.parametrize(
+    "typing", [JsonTyping("id bigint name", evolve=True), AvroTyping('{"type": "x"}', framed=False)]
+)
+def test_schema_that_cannot_be_read_is_an_error_in_words(spark: SparkSession, typing: JsonTyping | AvroTyping) -> None:
+    with pytest.raises(PipelineError, match=r"^--schema ") as refused:
+        typing.apply(json_records(spark, "{}"), StructType())
+    assert "\n" not in refused.value.cause
+
+
 def test_records_that_each_bring_a_field_are_typed_up_to_the_limit(spark: SparkSession) -> None:
     rows = typed_rows(spark, None, *(f'{{"u{number}": {number}}}' for number in range(MAX_FIELDS + 10)))
     typed = [row for row in rows if row[RESCUED] is None]
