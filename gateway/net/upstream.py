@@ -186,7 +186,7 @@ class Upstream(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         for frame in self._splitter.received(nbytes):
-            if not self._waiting or not frame.startswith(self._waiting[0].correlation_id):
+            if not self._is_awaited(frame):
                 self.fail("a response that belongs to no request")
                 return
             answer = self._waiting.popleft().answer
@@ -198,6 +198,14 @@ class Upstream(asyncio.BufferedProtocol):
         self._arriving.become(self._splitter.partial_bytes)
         if self._splitter.partial_bytes > SMALL_BYTES and not self._client.holdings.has_room():
             self._pause()
+
+    def _is_awaited(self, frame: Frame) -> bool:
+        """Return whether the frame belongs to the oldest request that waits. Before the proof no request has been sent,
+        and a stranger at the node's address could guess the client's correlation id."""
+        if not self._waiting:
+            return False
+        correlation_id = self._waiting[0].correlation_id
+        return frame.startswith(correlation_id) and (self._is_proved or not correlation_id)
 
     def _pause(self) -> None:
         """Read no more of a large response until the node has room for it."""

@@ -494,6 +494,25 @@ async def test_impostor_gets_no_request() -> None:
     assert [frame[:3] for frame in received] == [NODE_KEY + HELLO]
 
 
+async def test_impostor_cannot_answer_a_request_that_was_not_sent() -> None:
+    """Correlation ids are small numbers, which a server at a former node's address can guess. It could confirm a commit
+    of offsets that no node has seen."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await read_frame(reader)
+            writer.write(framed(bytes(2 * NONCE_BYTES), b"\0\0\0\1committed"))
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with two() as both, both.client() as (reader, writer):
+        both.router.node = Node(THERE, {"NODES": ("127.0.0.1", server.sockets[0].getsockname()[1])})
+        writer.write(framed(request(ApiKey.OFFSET_COMMIT, 1, b"a")))
+        assert await answer(reader) == b"\0\0\0\1COORDINATOR_NOT_AVAILABLE"
+    server.close()
+
+
 class Tap:
     """Passes the bytes of one connection on to a node, and keeps those of the calling node. `change` may alter its
     frames."""
