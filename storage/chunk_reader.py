@@ -53,6 +53,7 @@ class ChunkReader:
         return await self._read(chunks, keep=True)
 
     async def _read(self, chunks: Sequence[Chunk], *, keep: bool) -> Results:
+        cache = self._cache
         found: list[Batches | DamagedChunkError | None] = [None] * len(chunks)
         inline: list[int] = []
         by_object: dict[int, list[int]] = {}
@@ -77,7 +78,8 @@ class ChunkReader:
         for (object_id, indexes), results in zip(by_object.items(), loaded, strict=True):
             for index, result in zip(indexes, results, strict=True):
                 found[index] = result
-                if keep and not isinstance(result, DamagedChunkError):
+                # After a change of history, another object may have the number of the one that was read.
+                if keep and cache is self._cache and not isinstance(result, DamagedChunkError):
                     self._keep((object_id, chunks[index].position), chunks[index].size_bytes, result)
         return [result if result is not None else DamagedChunkError("it was not read") for result in found]
 
@@ -116,7 +118,7 @@ class ChunkReader:
 
     def forget(self) -> None:
         """Drop the cache, because places may hold other bytes from now on, after a change of history."""
-        self._cache.clear()
+        self._cache = OrderedDict()
         self._cached_bytes = 0
         if self._store is not None:
             self._store.forget(None)
