@@ -163,9 +163,10 @@ class DeadLetters:
             NewBatch(partition.partition_key, records, len(written), now_ms), request=self
         )
         if not isinstance(appended, Appended):
-            # The topic may have been deleted, so the catalog must forget it.
+            # The topic may have been deleted. Then the next look finds, or creates, the topic of its name.
             await self._catalog.refresh_if_changed()
-            await self._give_up(key, [written], f"{target.name} refused it: {appended.value}")
+            if self._catalog.get_by_id(target.topic_id) is not None:
+                await self._give_up(key, [written], f"{target.name} refused it: {appended.value}")
             return
         self._count_written(len(written))
         await self._partitions.apply(key, DeadLettersSettled(written.first_offset, written.last_offset))

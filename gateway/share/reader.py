@@ -334,8 +334,10 @@ class Reader:
         self._require_served(part)
         key = self.key(part)
         if known.log_start_offset > at.start_offset:
-            await self._partitions.apply(key, LogStartMoved(known.log_start_offset))
-            return True
+            moved = await self._partitions.apply(key, LogStartMoved(known.log_start_offset))
+            # A record that waits for its dead letter may keep the window's start below the log's.
+            if moved.must_store:
+                return True
         batches = batches_of(read, aborted)
         # There is no await from here to the session's update: otherwise the session could end in between, and would not
         # release these records.

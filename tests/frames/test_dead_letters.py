@@ -6,6 +6,7 @@ import asyncpg
 import pytest
 
 from protocol.errors import ErrorCode
+from protocol.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from protocol.messages.describe_share_group_offsets import (
     DescribeShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsRequestGroup,
@@ -247,3 +248,32 @@ async def test_dead_letters_of_a_killed_gateway_are_written_by_its_successor(
             records = await written(again.client, topic, 2)
             assert {dict(each.headers)["__dlq.errors.offset"] for each in records} == {b"0", b"1"}
             await settled_to(again, 2)
+
+
+async def test_dead_letter_of_a_deleted_record_is_written(gateway_factory: GatewayFactory, postgres: Databases) -> None:
+    """A lock on the dead-letter topic delays the first dead letter, and the second one waits behind it."""
+    url = postgres.create()
+    gateway = gateway_factory(database_url=url)
+    async with scene(gateway, records=3) as one:
+        topic = await dead_letter_topic(one.client)
+        await configure(one.client, one.group_id, errors_deadletterqueue_topic_name=topic)
+        assert await one.fetch() == [(0, 2, 1)]
+        lock = await asyncpg.connect(url)
+        try:
+            async with lock.transaction():
+                await lock.execute(
+                    "select from partition join topic using (topic_id) where name = $1 for update of partition", topic
+                )
+                assert await one.acknowledge((0, 0, REJECT)) == NONE
+                await until_blocked(lock)
+                assert await one.acknowledge((1, 1, REJECT), (2, 2, ACCEPT)) == NONE
+                cut = DeleteRecordsTopic(
+                    name=one.topic, partitions=(DeleteRecordsPartition(partition_index=0, offset=3),)
+                )
+                await one.client.send(DeleteRecordsRequest(topics=(cut,)), 2)
+                await send(one.client, one.topic)
+                assert await one.fetch(max_wait_ms=5_000) == [(3, 3, 1)]
+        finally:
+            await lock.close()
+        records = await written(one.client, topic, 2)
+        assert [dict(each.headers)["__dlq.errors.offset"] for each in records] == [b"0", b"1"]

@@ -403,14 +403,17 @@ def _dead_letters_settled(partition: SharePartition, event: DeadLettersSettled) 
 
 
 def _log_start_moved(partition: SharePartition, log_start_offset: int) -> PartitionStep:
-    """Move the start of the window. A member that has acquired deleted records may still acknowledge them without an
-    error."""
-    if log_start_offset <= partition.start_offset:
-        return PartitionStep(partition)
-    if log_start_offset >= partition.end_offset:
-        return PartitionStep(SharePartition(log_start_offset), must_store=True)
-    left = _between(partition.ranges, log_start_offset, partition.end_offset - 1)
-    return PartitionStep(_sealed(log_start_offset, left), must_store=True)
+    """Settle the records that were deleted, except those that wait for their dead letters. A member that has acquired
+    deleted records may still acknowledge them without an error, if no such record lies before them."""
+    kept = [
+        each if each.state in NOT_DELIVERED_AGAIN else each.settled(RecordState.ARCHIVED)
+        for each in _between(partition.ranges, partition.start_offset, log_start_offset - 1)
+    ]
+    if log_start_offset > partition.end_offset:
+        kept.append(Range(partition.end_offset, log_start_offset - 1, RecordState.ARCHIVED))
+    kept += _between(partition.ranges, log_start_offset, partition.end_offset - 1)
+    moved = _sealed(partition.start_offset, kept)
+    return PartitionStep(partition) if moved == partition else PartitionStep(moved, must_store=True)
 
 
 # --- ranges ---------------------------------------------------------------------------------------------------------

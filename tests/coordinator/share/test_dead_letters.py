@@ -14,6 +14,7 @@ from gateway.coordinator.share.partition import (
     Acquire,
     DeadLettersSettled,
     LocksExpire,
+    LogStartMoved,
     PartitionSettings,
     Range,
     RecordState,
@@ -92,3 +93,14 @@ def test_a_dead_letter_cannot_be_acknowledged_again() -> None:
     rejected = said(acquired(SharePartition(0), 0, 4), AcknowledgeType.REJECT, 0, 1)
     again = step(rejected, Acknowledge(A, (AcknowledgedBatch(0, 1, (AcknowledgeType.ACCEPT,)),)), 0, KEEPS)
     assert again.error is ErrorCode.INVALID_RECORD_STATE
+
+
+@pytest.mark.parametrize("log_start", [3, 4, 1_000])
+def test_dead_letter_below_a_new_log_start_is_kept(log_start: int) -> None:
+    rejected = said(acquired(SharePartition(0), 0, 3), AcknowledgeType.REJECT, 1, 2)
+    moved = step(rejected, LogStartMoved(log_start), 0, KEEPS)
+    assert moved.must_store
+    assert dead_letters(moved.partition, 0, 9) == [Range(1, 2, ARCHIVING, 1, A)]
+    assert (moved.partition.start_offset, moved.partition.next_offset) == (1, max(log_start, 4))
+    assert step(moved.partition, LogStartMoved(log_start), 0, KEEPS).partition is moved.partition
+    assert step(moved.partition, DeadLettersSettled(1, 2), 0, KEEPS).partition.start_offset == log_start
