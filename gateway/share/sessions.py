@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from gateway.coordinator.facts import MemberId
-from gateway.share.partitions import SharePartitions
+from gateway.share.partitions import SharePartitions, ShareWatch
 from protocol.errors import ErrorCode, KafkaError
 from storage.share import ShareKey
 
@@ -54,6 +54,15 @@ class ShareSession:
     """Time of the last request, or of the last look within a request."""
     ended: bool = False
     """True if no more records may be acquired for the session, because a request in progress could not deliver them."""
+    waiting: ShareWatch | None = None
+    """Watch of the session's only request that may wait for records. Each such request remembers all partitions of the
+    session, so that many on as many connections would fill the node."""
+
+    def let_wait(self, watch: ShareWatch | None) -> None:
+        """Let the request of this watch wait, and wake the one that waits now, so that it ends."""
+        former, self.waiting = self.waiting, watch
+        if former is not None:
+            former.wake()
 
     def key(self, partition: tuple[UUID, int]) -> ShareKey:
         return ShareKey(self.group_id, *partition)
@@ -65,7 +74,8 @@ class ShareSession:
         """Note at `now_s` what decides about leaders: `leaders`, each of which becomes a new object after a change.
         After a change, or a silence, what this node remembers of any partition may be out of date."""
         if leaders != self.leaders or now_s > self.checked_s + SILENT_S:
-            self.unverified = dict(self.partitions)
+            held = {(key.topic_id, key.partition_index): None for key in self.acquired_in}
+            self.unverified = {**self.partitions, **held}
             self.leaders = leaders
         self.checked_s = now_s
 
@@ -146,6 +156,7 @@ class ShareSessions:
     def end(self, session: ShareSession) -> None:
         """Forget the session; the caller releases what its member has acquired."""
         session.ended = True
+        session.let_wait(None)
         if self._sessions.get((session.group_id, session.member_id)) is session:
             del self._sessions[session.group_id, session.member_id]
             self._partition_count -= session.counted

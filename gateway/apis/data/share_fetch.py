@@ -24,7 +24,15 @@ from gateway.net.holdings import Share
 from gateway.net.pieces import in_pieces, mapped
 from gateway.security.authorizer import may_topic
 from gateway.security.kinds import AclOperation
-from gateway.share.reader import Part, Reader, ReaderServices, Want, as_it_is
+from gateway.share.reader import (
+    MOST_PART_READ_BYTES,
+    MOST_READ_BYTES,
+    Part,
+    Reader,
+    ReaderServices,
+    Want,
+    as_it_is,
+)
 from gateway.share.sessions import FINAL_EPOCH, INITIAL_EPOCH, ShareSession
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import share_acknowledge as acknowledging
@@ -261,14 +269,15 @@ class _Fetch:
         watch = tail.watch((), committed=self._settings.read_committed)
         share_watch = services.share.watch(watch.wake)
         try:
-            while True:
+            self._session.let_wait(share_watch)
+            while self._session.waiting is share_watch and not self._session.ended:
                 want = Want(
                     min(max_bytes, max(holdings.room_bytes(), 1)),
                     request.max_records,
                     is_limit,
                     0 if is_limit else request.batch_size,
                 )
-                share.become(want.max_bytes)
+                share.become(min(want.max_bytes, MOST_READ_BYTES, MOST_PART_READ_BYTES * len(parts)))
                 await _verify(self._session, parts, self._context)
                 moved = await self._reader.acquire(parts, want, watch, share_watch)
                 share.become(want.taken_bytes)
@@ -277,7 +286,7 @@ class _Fetch:
                     refused = refused or part.error is not ErrorCode.NONE
                     if part.acquired or part.error:
                         self._session.put_last(part.name)
-                if want.taken_records or refused or not parts or tail.draining or self._session.ended:
+                if want.taken_records or refused or not parts or tail.draining:
                     break
                 if moved:
                     # The read passed markers and similar batches, of which there may be many.
@@ -290,6 +299,8 @@ class _Fetch:
             await share_watch.leave()
             await watch.leave()
         finally:
+            if self._session.waiting is share_watch:
+                self._session.waiting = None
             share.become(0)
             share_watch.close()
             watch.close()

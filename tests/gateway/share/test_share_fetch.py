@@ -28,6 +28,7 @@ from gateway.coordinator.share.partition import (
 )
 from gateway.log.tail import Tail
 from gateway.net.context import ConnectionInfo, RequestContext
+from gateway.net.holdings import Holdings
 from gateway.quotas.limits import Quotas
 from gateway.quotas.throttles import Throttles
 from gateway.share import partitions
@@ -40,6 +41,7 @@ from protocol.messages.share_fetch import (
     AcknowledgementBatch,
     FetchPartition,
     FetchTopic,
+    ForgottenTopic,
     PartitionData,
     ShareFetchRequest,
 )
@@ -174,6 +176,7 @@ class Node:
             log=self.log,
         )
         self.epochs: dict[str, int] = {}
+        self.holdings = Holdings(1 << 30)
 
     def append(self, partition: int, count: int = 1) -> None:
         """Append batches of one record. The tail holds them."""
@@ -211,7 +214,12 @@ class Node:
             **more,
         }
         context = RequestContext(
-            ApiKey.SHARE_FETCH, 2, 1, "tests", ConnectionInfo(connection, "/127.0.0.1"), cast("Any", self.services)
+            ApiKey.SHARE_FETCH,
+            2,
+            1,
+            "tests",
+            ConnectionInfo(connection, "/127.0.0.1", holdings=self.holdings),
+            cast("Any", self.services),
         )
         answer = await share_fetch(
             ShareFetchRequest(group_id="s", member_id=member, share_session_epoch=epoch, **given), context
@@ -352,10 +360,14 @@ async def test_leadership_lost_and_regained_between_two_checks_is_noticed(by: st
     assert acquired(answer[0]) == [(5, 5)]
 
 
-async def test_a_lock_is_not_renewed_after_another_node_led_the_partition() -> None:
+@pytest.mark.parametrize("forgets", [False, True], ids=["read", "forgotten"])
+async def test_a_lock_is_not_renewed_after_another_node_led_the_partition(*, forgets: bool) -> None:
     node = Node(1)
     node.append(0, 4)
     assert acquired((await node.fetch(0))[0]) == [(0, 3)]
+    if forgets:
+        forgotten = ForgottenTopic(topic_id=node.topic_id, partitions=(0,))
+        assert await node.fetch(forgotten_topics_data=(forgotten,)) == {}
     # In the meantime another node has led the partition and delivered the same records.
     node.services.membership.leaders = SimpleNamespace(leader=lambda partition: NODE)  # pyright: ignore[reportUnknownLambdaType]
     node.rows.rows[ShareKey("s", node.topic_id, 0)] = ShareRow(2, 0)
@@ -363,7 +375,7 @@ async def test_a_lock_is_not_renewed_after_another_node_led_the_partition() -> N
     request = ShareAcknowledgeRequest(
         group_id="s",
         member_id=MEMBER,
-        share_session_epoch=1,
+        share_session_epoch=node.epochs[MEMBER],
         is_renew_ack=True,
         topics=(
             AcknowledgeTopic(
@@ -390,6 +402,36 @@ async def test_a_session_that_ended_acquires_nothing() -> None:
     assert acquired((await asyncio.wait_for(late, 10))[0]) == []
     other = (await node.fetch(0, member=OTHER_MEMBER, connection="other"))[0]
     assert acquired(other) == [(0, 2)]
+
+
+@pytest.mark.parametrize("replaces", [False, True], ids=["continued", "replaced"])
+async def test_one_request_of_a_session_waits_for_records(*, replaces: bool) -> None:
+    """A waiting request remembers all partitions of its session. A client could let one wait on each of its
+    connections."""
+    node = Node(1)
+    first = asyncio.create_task(node.fetch(0, max_wait_ms=60_000))
+    await parked_at(node)
+    if replaces:
+        node.epochs[MEMBER] = 0
+    second = asyncio.create_task(node.fetch(0, connection="another", max_wait_ms=60_000))
+    assert acquired((await asyncio.wait_for(first, 5)).get(0)) == []
+    await parked_at(node)
+    node.append(0)
+    assert acquired((await asyncio.wait_for(second, 5))[0]) == [(0, 0)]
+
+
+async def test_slow_read_counts_no_more_bytes_than_it_may_return() -> None:
+    """Otherwise three clients with Java's defaults would fill the node for as long as Postgres is slow."""
+    node = Node(1)
+    node.store(0, 4)
+    node.log.opened.clear()
+    reading = asyncio.create_task(node.fetch(0, max_bytes=50 * 2**20))
+    await node.log.begun.wait()
+    held_bytes = node.holdings.held_bytes
+    node.log.opened.set()
+    assert acquired((await reading)[0]) == [(0, 3)]
+    assert held_bytes == 2**20
+    assert node.holdings.held_bytes == 0
 
 
 async def test_share_fetch_gives_way_while_it_skips_many_records() -> None:
