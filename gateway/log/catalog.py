@@ -468,6 +468,9 @@ class Catalog:
         for topic_id in changes.deleted:
             self._remember_gone(topic_id)
         await self._stage(list(decide(self._by_id, changes)))
+        quotas = self.quotas if changes.client_quotas is None else await Quotas.read(changes.client_quotas)
+        self._require(gone)
+        self.quotas = quotas
         if changes.broker_configs is not None:
             self._stored_broker_configs = changes.broker_configs
         name = self._own_name()
@@ -475,8 +478,6 @@ class Catalog:
             self._follow_broker(name)
         if changes.group_configs is not None:
             self.set_group_configs(changes.group_configs)
-        if changes.client_quotas is not None:
-            self.quotas = await Quotas.read(changes.client_quotas)
         if changes.revision != self._revision:
             self._revision = changes.revision
             self._changed()

@@ -11,10 +11,11 @@ import pytest
 
 from gateway.config.broker import BrokerConfig
 from gateway.log.catalog import MAX_LOOKUPS, Catalog, Unknown
+from gateway.quotas.limits import Quotas
 from gateway.security.acls import Acls
 from storage.deletion import DeletionStore
 from storage.errors import StorageUnavailable
-from storage.types import Acl, CatalogChanges, NewTopic, Refusal, Topic
+from storage.types import Acl, CatalogChanges, ClientQuota, NewTopic, Refusal, Topic
 from tests.gateway.data_plane import DataPlane, data_plane
 
 
@@ -375,6 +376,28 @@ async def test_topic_whose_deletion_was_lost_is_known_again_although_the_deletio
         return await read(found)
 
     monkeypatch.setattr(Acls, "read", overtaken)
+    with suppress(StorageUnavailable):
+        await node.catalog.refresh_if_changed()
+    await node.catalog.refresh_if_changed()
+    found = node.catalog.get("t")
+    assert found is not None
+    assert found.topic_id == topic.topic_id
+
+
+async def test_topics_are_read_again_although_another_history_began_at_the_end_of_a_read(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node must not continue at the revision that it read in the former history, because it holds nothing."""
+    topic = await node.create_topic("t")
+    await node.topics.set_client_quotas([ClientQuota("alice", None, None, "producer_byte_rate", 1.0)])
+    read = Quotas.read
+
+    async def overtaken(found: Sequence[ClientQuota]) -> Quotas:
+        monkeypatch.setattr(Quotas, "read", read)
+        node.catalog.reset()
+        return await read(found)
+
+    monkeypatch.setattr(Quotas, "read", overtaken)
     with suppress(StorageUnavailable):
         await node.catalog.refresh_if_changed()
     await node.catalog.refresh_if_changed()
