@@ -158,6 +158,8 @@ class Console:
             shutdown_timeout=STOP_TIMEOUT_S,
             handler_cancellation=True,
             max_line_size=MAX_LINE_BYTES,
+            # aiohttp decompresses even the bodies that it ignores, on the event loop. No page compresses a body.
+            auto_decompress=False,
         )
         await self._runner.setup()
         server = self._runner.server

@@ -57,7 +57,8 @@ class HttpServer:
                 web.get("/version", self._get_version),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_TIMEOUT_S)
+        # aiohttp decompresses even the bodies that it ignores, on the event loop. No request here needs a body.
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_TIMEOUT_S, auto_decompress=False)
         # A scraper that does not wait must not multiply the work, nor make others wait for all its scrapes.
         self._scrape = SharedRead(self._rendered)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import http.client
 import json
 import os
@@ -245,6 +246,17 @@ def test_body_in_another_charset_than_utf_8_is_refused(console: Consoled):
         connection.request("POST", "/api/login", body, {"Content-Type": "application/json; charset=punycode"})
         response = connection.getresponse()
         assert (response.status, json.loads(response.read())["error"]) == (400, "the request is not in UTF-8")
+    finally:
+        connection.close()
+
+
+def test_compressed_body_is_not_decompressed(console: Consoled):
+    """A compressed megabyte may become a gigabyte."""
+    body = gzip.compress(b'{"user": "a", "password": "b"}')
+    connection = http.client.HTTPConnection("127.0.0.1", console.port, timeout=30)
+    try:
+        connection.request("POST", "/api/login", body, {"Content-Type": "application/json", "Content-Encoding": "gzip"})
+        assert connection.getresponse().status == 400
     finally:
         connection.close()
 

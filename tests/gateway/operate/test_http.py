@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import http.client
 import socket
+import time
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
@@ -72,4 +74,27 @@ async def test_clients_that_ask_at_once_share_a_scrape() -> None:
             writer.close()
         assert scrapes == 2
     finally:
+        await server.stop()
+
+
+async def test_compressed_body_of_a_stranger_is_not_decompressed() -> None:
+    """Two megabytes decompress to two gigabytes. That takes the event loop's time, although no handler reads them."""
+    (port,) = free_ports(1)
+    server = HttpServer(Metrics())
+    await server.bind("127.0.0.1", port)
+
+    async def snapshot() -> Collector:
+        return CollectorRegistry()
+
+    await server.serve(snapshot, {})
+    body = gzip.compress(bytes(64 * 2**20)) * 32
+    head = f"POST /livez HTTP/1.1\r\nHost: h\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        began_s = time.thread_time()
+        writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)
+        assert (await reader.read()).startswith(b"HTTP/1.1 405")
+        assert time.thread_time() - began_s < 0.5
+    finally:
+        writer.close()
         await server.stop()
