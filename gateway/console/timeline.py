@@ -9,9 +9,12 @@ Times are Unix ms. A span that began before the window has no true beginning and
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
+from operator import itemgetter
 from typing import NotRequired, TypedDict
 
 from gateway.commands.history import told
@@ -196,7 +199,7 @@ def _owned(stretch: Stretch, from_ms: int) -> dict[Lane, _Lane]:
     rows = sorted((*loads, *stretch.ownership), key=lambda row: row["seq"])
     for position, row in enumerate(rows):
         if "kind" in row:
-            _restate(lanes, row, rows[position + 1 :])
+            _restate(lanes, row, islice(rows, position + 1, None))
             continue
         lane = lanes[row["topic"], row["partition"]]
         if row["change"] == "released":
@@ -218,7 +221,7 @@ def _owners_before(rows: Iterable[Loaded]) -> dict[Lane, tuple[str, int]]:
     return owners
 
 
-def _restate(lanes: Mapping[Lane, _Lane], event: Loaded, after: Sequence[Loaded]) -> None:
+def _restate(lanes: Mapping[Lane, _Lane], event: Loaded, after: Iterable[Loaded]) -> None:
     """End the spans that a `loaded` event does not restate: their ends are lost."""
     kept: set[tuple[str, int, str]] = set()
     for row in after:
@@ -365,7 +368,7 @@ def _words(stretch: Stretch, labels: Labels) -> list[dict[str, object]]:
         refused_commits=stretch.refusals[: -MAX_WORDS - 1 : -1],
         handoffs=stretch.handoffs[: -MAX_WORDS - 1 : -1],
     )
-    by_length = sorted(labels, key=len, reverse=True)
+    by_length = sorted(_named(history) & labels.keys(), key=len, reverse=True)
     rows: list[dict[str, object]] = []
     for row in told(history):
         what = str(row["what"])
@@ -387,6 +390,13 @@ def _words(stretch: Stretch, labels: Labels) -> list[dict[str, object]]:
     return rows
 
 
+def _named(history: GroupHistory) -> set[str]:
+    """Return the ids of the members that these rows name."""
+    rows = (*history.events, *history.ownership, *history.refused_commits)
+    waits = ((row["source_member_id"], row["target_member_id"]) for row in history.handoffs)
+    return {row["member_id"] for row in rows if row["member_id"]} | set(chain.from_iterable(waits))
+
+
 # --- stories ----------------------------------------------------------------------------------------------------------
 
 
@@ -395,24 +405,66 @@ def _stories(stretch: Stretch, labels: Labels) -> list[dict[str, object]]:
     departures = [
         event for event in stretch.events if event["kind"] in ("member_expired", "member_fenced", "member_left")
     ]
-    stories = (_story(event, stretch, labels) for event in departures[-MAX_STORIES:])
+    course = _Course(stretch)
+    stories = (_story(event, course, labels) for event in departures[-MAX_STORIES:])
     return [story for story in stories if story is not None]
 
 
-def _story(event: Loaded, stretch: Stretch, labels: Labels) -> dict[str, object] | None:
+class _Course:
+    """The rows of a stretch by what they are about. A member may lose thousands of partitions, and each story asks who
+    took every one of them."""
+
+    def __init__(self, stretch: Stretch) -> None:
+        self._released: dict[tuple[str, int], list[Loaded]] = defaultdict(list)
+        self._taken: dict[Lane, list[Loaded]] = defaultdict(list)
+        self._synced: dict[str, list[Loaded]] = defaultdict(list)
+        self._waited: dict[tuple[Lane, str], list[Loaded]] = defaultdict(list)
+        for row in stretch.ownership:
+            if row["change"] == "released":
+                self._released[row["member_id"], row["at_ms"]].append(row)
+            else:
+                self._taken[row["topic"], row["partition"]].append(row)
+        for event in stretch.events:
+            if event["kind"] == "member_synced" and event["group_type"] == "classic":
+                self._synced[event["member_id"]].append(event)
+        for wait in stretch.handoffs:
+            if wait["phase"] == "ended":
+                self._waited[(wait["topic"], wait["partition"]), wait["target_member_id"]].append(wait)
+
+    def lost(self, event: Loaded) -> Sequence[Loaded]:
+        """Return the partitions that the member of a departure released by it."""
+        return _after(self._released.get((event["member_id"], event["at_ms"]), ()), event["seq"])
+
+    def taken(self, key: Lane, seq: int) -> tuple[str, int] | None:
+        """Return the member that received the partition after this number, and the time at which it could read."""
+        row = _first(self._taken.get(key, ()), seq)
+        if row is None:
+            return None
+        member_id = row["member_id"]
+        synced = _first(self._synced.get(member_id, ()), row["seq"]) or row
+        waited = _first(self._waited.get((key, member_id), ()), row["seq"]) or row
+        return member_id, max(synced["at_ms"], waited["at_ms"])
+
+
+def _first(rows: Sequence[Loaded], seq: int) -> Loaded | None:
+    position = bisect_right(rows, seq, key=itemgetter("seq"))
+    return rows[position] if position < len(rows) else None
+
+
+def _after(rows: Sequence[Loaded], seq: int) -> Sequence[Loaded]:
+    return rows[bisect_right(rows, seq, key=itemgetter("seq")) :]
+
+
+def _story(event: Loaded, course: _Course, labels: Labels) -> dict[str, object] | None:
     member_id, at_ms, seq = event["member_id"], event["at_ms"], event["seq"]
-    lost = [
-        row
-        for row in stretch.ownership
-        if row["change"] == "released" and row["member_id"] == member_id and row["at_ms"] == at_ms and row["seq"] > seq
-    ]
+    lost = course.lost(event)
     if not lost and event["kind"] == "member_left":
         return None
     heard_ms = at_ms - (event["wait_ms"] or 0) if event["kind"] == "member_expired" else at_ms
     resumed: dict[Lane, tuple[str, int]] = {}
     for row in lost:
         key = row["topic"], row["partition"]
-        taken = _taken(key, seq, stretch)
+        taken = course.taken(key, seq)
         if taken is not None:
             resumed[key] = taken
     missing = len(lost) - len(resumed)
@@ -428,32 +480,6 @@ def _story(event: Loaded, stretch: Stretch, labels: Labels) -> dict[str, object]
         "title": _title(event, labels),
         "text": _sentences(event, lost, resumed, heard_ms, labels),
     }
-
-
-def _taken(key: Lane, seq: int, stretch: Stretch) -> tuple[str, int] | None:
-    """Return the member that received the partition after this number, and the time at which it could read."""
-    for row in stretch.ownership:
-        if row["seq"] <= seq or row["change"] == "released" or (row["topic"], row["partition"]) != key:
-            continue
-        member_id, ready_ms = row["member_id"], row["at_ms"]
-        synced = (
-            event["at_ms"]
-            for event in stretch.events
-            if event["kind"] == "member_synced"
-            and event["group_type"] == "classic"
-            and event["member_id"] == member_id
-            and event["seq"] > row["seq"]
-        )
-        waited = (
-            wait["at_ms"]
-            for wait in stretch.handoffs
-            if wait["phase"] == "ended"
-            and (wait["topic"], wait["partition"]) == key
-            and wait["target_member_id"] == member_id
-            and wait["seq"] > row["seq"]
-        )
-        return member_id, max(next(synced, ready_ms), next(waited, ready_ms))
-    return None
 
 
 _WHY = {
@@ -507,8 +533,10 @@ def _sentences(
 
 
 def partitions_said(keys: Sequence[Lane]) -> str:
-    topics = sorted({topic for topic, _ in keys})
-    return ", ".join(f"{topic}[{ranges(index for name, index in keys if name == topic)}]" for topic in topics)
+    by_topic: dict[str, list[int]] = defaultdict(list)
+    for topic, index in keys:
+        by_topic[topic].append(index)
+    return ", ".join(f"{topic}[{ranges(indexes)}]" for topic, indexes in sorted(by_topic.items()))
 
 
 def duration(ms: int | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 from gateway.console.timeline import MAX_SPANS, duration, timeline
@@ -134,6 +135,34 @@ def test_lost_member_without_successor_has_no_end():
     (story,) = rows.drawn()["stories"]
     assert story["gap"] is None
     assert "Nobody has taken orders[0] over yet." in story["text"]
+
+
+def test_stories_of_a_member_that_loses_many_partitions_again_and_again_are_told_soon():
+    """A page draws such a group every few seconds, and each step of its thread delays the node's clients."""
+    rows = Rows()
+    for number in range(10):
+        at_ms, member = 1_000 * number, A if number % 2 else B
+        for partition in range(1_000):
+            rows.owns(at_ms, "assigned", member, partition)
+            rows.event(at_ms, "heartbeat_gap", C)
+        rows.event(at_ms + 500, "member_expired", member, reason="session_timeout", wait_ms=400)
+        for partition in range(1_000):
+            rows.owns(at_ms + 500, "released", member, partition)
+    began_s = time.thread_time()
+    stories = rows.drawn()["stories"]
+    assert time.thread_time() - began_s < 2
+    assert [story["gap"] for story in stories] == [900] * 9 + [None]
+
+
+def test_words_of_a_group_with_many_former_members_are_told_soon():
+    rows = Rows()
+    for number in range(50_000):
+        rows.event(number, "member_joined", f"{A}-{number:032}", client_id="ana", reason="new")
+        rows.owns(number, "assigned", f"{A}-{number:032}", 0)
+    began_s = time.thread_time()
+    words = rows.drawn()["words"]
+    assert time.thread_time() - began_s < 2
+    assert words[-1]["what"].startswith("ana ·9999 receives orders")
 
 
 def test_mark_of_a_lost_member_says_for_how_long_it_was_silent():
