@@ -45,6 +45,9 @@ SCAN_S = 3.0
 FETCH_BYTES = 1024 * 1024
 TAIL_WAIT_MS = 1_000
 MAX_HEADERS_SHOWN = 50
+SEARCHED_BYTES = 64 * 1024
+"""Bytes that a search for a text decodes in one go."""
+MAX_CHARACTER_BYTES = 4
 MAX_PRODUCED_BYTES = 1024 * 1024
 PRODUCE_TIMEOUT_MS = 10_000
 MAX_DECODERS = 2
@@ -89,8 +92,18 @@ class Search:
             wanted = self.text.lower()
             parts = [record.key or b"", record.value or b""]
             parts += [part for name, value in record.headers for part in (name.encode(), value or b"")]
-            return any(wanted in part.decode("utf-8", "replace").lower() for part in parts)
+            return any(_contains(part, wanted) for part in parts)
         return True
+
+
+def _contains(part: bytes, wanted: str) -> bool:
+    """Return whether the text of these bytes, in lower case, contains `wanted`. A record may have a hundred megabytes.
+    Decoding them at once would keep the interpreter from the event loop for a second."""
+    overlap = MAX_CHARACTER_BYTES * len(wanted)
+    return any(
+        wanted in part[start : start + SEARCHED_BYTES + overlap].decode("utf-8", "replace").lower()
+        for start in range(0, len(part), SEARCHED_BYTES)
+    )
 
 
 def _plain(value: Json) -> str:

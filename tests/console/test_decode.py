@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 
 from gateway.console.decode import MAX_ITEMS, MAX_WHOLE_BYTES, DecodeError, at_path, avro, parse_path, protobuf, shown
+from gateway.console.topics import SEARCHED_BYTES, Search
+from protocol.records import Record
 from protocol.varints import write_uvarint
 from tests.console.orders import DATUM, EXPECTED, ORDER
 
@@ -121,3 +124,23 @@ def test_json_path_into_nothing_is_none():
     assert at_path(None, ("user",)) is None
     assert at_path(b"[1]", ("\N{SUPERSCRIPT TWO}",)) is None
     assert at_path(b"[1]", ("9" * 5_000,)) is None
+
+
+@pytest.mark.parametrize("before", [0, SEARCHED_BYTES - 5, SEARCHED_BYTES - 1, 3 * SEARCHED_BYTES])
+@pytest.mark.parametrize("text", ["Zürich", "𝔘𝔫𝔦"])
+def test_text_is_found_anywhere_in_a_value(before: int, text: str):
+    value = b"\xff" * before + text.encode() + b"\xff"
+    assert Search("t", (), text=text.upper()).finds(Record(0, 0, None, value))
+    assert not Search("t", (), text=f"{text}x").finds(Record(0, 0, None, value))
+
+
+def test_text_is_searched_in_pieces_of_a_large_value():
+    """A value that is decoded in one go keeps the interpreter from the event loop of the node."""
+    record = Record(0, 0, None, b"\xff" * 20_000_000)
+    tracemalloc.start()
+    try:
+        assert not Search("t", (), text="x").finds(record)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 2_000_000
