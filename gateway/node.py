@@ -237,11 +237,11 @@ class Node:
         """Register the node, and load the catalog as the node that it has become. Raise StorageError."""
         membership = cluster.membership
         await membership.require_own_addresses()
+        self._undo.push("membership", STEP_TIMEOUT_S, membership.withdraw)
         await wait_for_locks(membership.join)
         log.catalog.place_by(lambda: membership.leads)
         await log.catalog.serve_as(lambda: str(membership.node_id))
         await listeners.certificates.begin(log.catalog.broker)
-        self._undo.push("membership", STEP_TIMEOUT_S, membership.withdraw)
 
     async def _serve(
         self,

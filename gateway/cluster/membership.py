@@ -325,9 +325,10 @@ class Membership:
         self._take(*await self._read_alive())
 
     async def withdraw(self) -> None:
-        """Remove this node's registration for good. Raise StorageError."""
+        """Remove this node's registration for good, if it has one. Raise StorageError."""
         self._withdrawn = True
-        await self._store.withdraw(self.node_id)
+        if self._self_node is not None:
+            await self._store.withdraw(self.node_id)
 
     async def unregister(self, node_id: NodeId) -> Unregistered:
         """Remove the registration of another node, which must not be alive. Raise StorageError."""

@@ -195,10 +195,16 @@ $$;
 create function withdraw_node(p_node_id integer, p_incarnation bigint) returns void
 language plpgsql volatile
 as $$
--- End a registration, unless another one has replaced it. A renewal that was sent earlier cannot revive it.
+-- End a registration with its leases, unless another one has replaced it. A renewal that was sent earlier cannot revive
+-- it.
 begin
     update node set expires_at = clock_timestamp(), incarnation = incarnation + 1
     where node_id = p_node_id and incarnation = p_incarnation;
+    perform 1 from coordinator_lease l
+    where l.node_id = p_node_id and l.incarnation = p_incarnation
+    order by l.kind, l.shard for no key update;
+    update coordinator_lease l set expires_at = least(l.expires_at, clock_timestamp())
+    where l.node_id = p_node_id and l.incarnation = p_incarnation;
     perform pg_notify('sluice_nodes', p_node_id::text);
 end
 $$;

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import time
 import urllib.error
 import urllib.request
 import uuid
+from pathlib import Path
 from platform import python_version
 
 import asyncpg
 import pytest
 
 from gateway.apis import SERVED
+from gateway.app import App
+from gateway.building.undo import StartError
+from gateway.config.settings import load
 from gateway.net.context import Role
 from gateway.version import program_version
 from protocol.errors import ErrorCode
@@ -35,7 +40,7 @@ from protocol.messages.offset_commit import (
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tests.gateway.data_plane import batch_of
 from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
-from tests.steps.waiting import wait_for
+from tests.steps.waiting import until, wait_for
 from tests.wire import WireClient
 
 
@@ -298,3 +303,52 @@ async def test_controller_listener_serves_the_controllers_apis(
     assert {each.port for each in (await client.send(MetadataRequest(), 13)).brokers} == {broker, alone}
     assert {each.port for each in (await client.send(DescribeClusterRequest(), 1)).brokers} == {broker, alone}
     await client.close()
+
+
+def app_of(database_url: str, directory: Path, *assignments: str) -> App:
+    flags = {"database-url": database_url, "listen": "127.0.0.1:0", "metrics-listen": "off", "data-dir": str(directory)}
+    return App(load(flags, ["console.listen=", *assignments], {}).settings)
+
+
+async def test_failed_start_leaves_no_lease_behind(database_url: str, tmp_path: Path) -> None:
+    """Another node would do the jobs only once their leases have expired."""
+    session = await asyncpg.connect(database_url)
+
+    async def held() -> int:
+        return await session.fetchval(
+            "select count(*) from sluice.coordinator_lease where kind = 'jobs' and expires_at > clock_timestamp()"
+        )
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        app = app_of(database_url, tmp_path, f"console.listen=127.0.0.1:{taken.getsockname()[1]}")
+        try:
+            with pytest.raises(StartError, match=r"console\.listen"):
+                await app.start()
+            await until(held, "the node has jobs")
+        finally:
+            await app.stop()
+    assert await held() == 0
+    await session.close()
+
+
+async def test_start_that_is_cancelled_leaves_no_registration_behind(database_url: str, tmp_path: Path) -> None:
+    session = await asyncpg.connect(database_url)
+
+    async def alive() -> int:
+        return await session.fetchval("select count(*) from sluice.node where expires_at > clock_timestamp()")
+
+    app = app_of(database_url, tmp_path)
+    async with session.transaction():
+        await session.execute("lock table sluice.acl in access exclusive mode")
+        starting = asyncio.create_task(app.start())
+        try:
+            await until(alive, "the node is registered")
+            assert not starting.done()
+            starting.cancel()
+            await asyncio.wait((starting,))
+        finally:
+            await app.stop()
+    assert await alive() == 0
+    await session.close()
