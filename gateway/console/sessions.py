@@ -17,9 +17,9 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from gateway.net.context import ANONYMOUS, Principal
+from gateway.net.networks import network_of
 from gateway.security.authenticator import Users
 from gateway.security.scram import ScramMechanism, credential, salted_password
-from gateway.security.turns import network_of
 from storage.errors import StorageError
 from storage.types import ScramCredential
 

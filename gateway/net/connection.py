@@ -33,6 +33,7 @@ import structlog
 
 from gateway.net.context import ConnectionInfo
 from gateway.net.holdings import SMALL_BYTES, Holdings
+from gateway.net.networks import network_of
 from gateway.net.requests import Admission, Guard, LastAnswerError, Order, RequestHandler, UnanswerableError
 from protocol.buffer import Buffer
 from protocol.errors import ProtocolError
@@ -129,6 +130,7 @@ class Connection(asyncio.BufferedProtocol):
         )
         self.address = ""
         """The peer's host. It stays that of a node that forwards the requests of a client."""
+        self.network = ""
         self.last_active = loop.time()
         self._requests: RequestHandler = requests if guard is None else guard
         self._observer = observer
@@ -248,6 +250,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         peer: tuple[object, ...] | None = transport.get_extra_info("peername")
         self.address = self.info.client_host = f"/{peer[0]}" if peer else "/unknown"
+        self.network = network_of(self.address)
         raw_socket: socket.socket | None = transport.get_extra_info("socket")
         if raw_socket is not None and raw_socket.family in (socket.AF_INET, socket.AF_INET6):
             with suppress(OSError):

@@ -1,7 +1,8 @@
 """Count the client bytes that the whole node holds, under one bound: requests read and not yet answered, answers not
 yet written, and bytes that a peer has left unread in its socket's buffer. Large requests that are still arriving, or
 have arrived and may not start yet, have the same bound once more. An address may fill as much of it as is still free,
-so a few addresses cannot fill it: after two that do their best, a third has an eighth of the bound.
+so a few addresses cannot fill it: after two that do their best, a third has an eighth of the bound. The addresses of an
+IPv6 network count as one.
 
 The one idea: each connection reports how much more or less it holds. A connection that wants to start something while
 the node is full waits for its turn, first come, first served. A connection that holds little may continue with small
@@ -42,8 +43,8 @@ class Reader(Waiter, Protocol):
     """A connection with a large request that is arriving, or has arrived and may not start yet."""
 
     @property
-    def address(self) -> str:
-        """The peer's host."""
+    def network(self) -> str:
+        """The network of the peer's address (`gateway/net/networks.py`)."""
         ...
 
 
@@ -104,7 +105,7 @@ class Holdings:
         """Count more bytes of an arriving request, beyond SMALL_BYTES. The number is negative when the request starts,
         or when its connection has ended.
         """
-        origin = self._origins.setdefault(reader.address, _Origin())
+        origin = self._origins.setdefault(reader.network, _Origin())
         arrived_bytes = origin.arrived_bytes.pop(reader, 0) + more_bytes
         if arrived_bytes:
             origin.arrived_bytes[reader] = arrived_bytes
@@ -119,7 +120,7 @@ class Holdings:
             return
         self._stop_waiting(origin, reader)
         if not origin.arrived_bytes:
-            del self._origins[reader.address]
+            del self._origins[reader.network]
         self._let_read_on()
 
     def _fill(self, origin: _Origin, more_bytes: int) -> None:
@@ -130,7 +131,7 @@ class Holdings:
         """Return how many of these bytes of a large request the connection may read now."""
         if 2 * (self._filled_bytes + wanted_bytes) < self._limit_bytes or reader in self._turns:
             return wanted_bytes
-        origin = self._origins.get(reader.address)
+        origin = self._origins.get(reader.network)
         return min(self._room_of(origin.counted_bytes if origin is not None else 0), wanted_bytes)
 
     def _room_of(self, counted_bytes: int) -> int:
@@ -142,7 +143,7 @@ class Holdings:
         and with a turn even without room. Otherwise call `proceed` once it may."""
         if reader in self._turns:
             return True
-        origin = self._origins[reader.address]
+        origin = self._origins[reader.network]
         if self._has_room_for(origin):
             return True
         if self._has_turn_for(origin):
@@ -162,7 +163,7 @@ class Holdings:
         While the work is full, its request could not start. Call this regularly."""
         is_awaited = bool(self._queue) and self.has_room()
         for reader, look in self._turns.items():
-            arrived_bytes = self._origins[reader.address].arrived_bytes[reader]
+            arrived_bytes = self._origins[reader.network].arrived_bytes[reader]
             if not is_awaited:
                 self._turns[reader] = None
             elif look is None:

@@ -17,6 +17,7 @@ from typing import cast
 
 import structlog
 
+from gateway.net.networks import network_of
 from gateway.net.tls_listener import TlsListener, bind_sockets
 
 logger = structlog.stdlib.get_logger(__name__)
@@ -27,7 +28,7 @@ TOLD_INTERVAL_S = 60.0
 
 
 class HttpConnections:
-    """Makes the protocols of one server, at most `most` at a time, and `most_from` for one address."""
+    """Makes the protocols of one server, at most `most` at a time, and `most_from` for one network."""
 
     def __init__(self, most: int, idle_s: float = IDLE_S, most_from: int = sys.maxsize) -> None:
         self._most, self._most_from = most, most_from
@@ -35,7 +36,7 @@ class HttpConnections:
         self._open: dict[asyncio.BaseTransport, _Connection] = {}
         self._from: Counter[str] = Counter()
         self._handshakes: Counter[str] = Counter()
-        """TLS handshakes that have begun and not ended, by address."""
+        """TLS handshakes that have begun and not ended, by network."""
         self._told_s = float("-inf")
 
     async def listen(
@@ -73,42 +74,43 @@ class HttpConnections:
 
     def opened(self, transport: asyncio.Transport, connection: _Connection) -> bool:
         """Register a connection; False if there are too many."""
-        if not self._has_room(len(self._open), self._from[connection.address], connection.address):
+        if not self._has_room(len(self._open), self._from[connection.network], connection.network):
             return False
         self._open[transport] = connection
-        self._from[connection.address] += 1
+        self._from[connection.network] += 1
         connection.arm(self._idle_s)
         return True
 
     def closed(self, transport: asyncio.BaseTransport) -> None:
         connection = self._open.pop(transport, None)
         if connection is not None:
-            _count_down(self._from, connection.address)
+            _count_down(self._from, connection.network)
 
-    def _has_room(self, count: int, count_from: int, address: str) -> bool:
+    def _has_room(self, count: int, count_from: int, network: str) -> bool:
         if count < self._most and count_from < self._most_from:
             return True
         now_s = asyncio.get_running_loop().time()
         if now_s - self._told_s > TOLD_INTERVAL_S:
             self._told_s = now_s
-            logger.warning("an HTTP connection was closed: too many are open", open=count, address=address)
+            logger.warning("an HTTP connection was closed: too many are open", open=count, network=network)
         return False
 
     def _begin_handshake(self, address: str) -> float | None:
         count = len(self._open) + self._handshakes.total()
-        if not self._has_room(count, self._from[address] + self._handshakes[address], address):
+        network = network_of(address)
+        if not self._has_room(count, self._from[network] + self._handshakes[network], network):
             return 0.0
-        self._handshakes[address] += 1
+        self._handshakes[network] += 1
         return None
 
     def _handshake_ended(self, address: str) -> None:
-        _count_down(self._handshakes, address)
+        _count_down(self._handshakes, network_of(address))
 
 
-def _count_down(counter: Counter[str], address: str) -> None:
-    counter[address] -= 1
-    if not counter[address]:
-        del counter[address]
+def _count_down(counter: Counter[str], network: str) -> None:
+    counter[network] -= 1
+    if not counter[network]:
+        del counter[network]
 
 
 class _Connection(asyncio.Protocol):
@@ -118,8 +120,8 @@ class _Connection(asyncio.Protocol):
         self._connections = connections
         self._inner = inner
         self._transport: asyncio.Transport | None = None
-        self.address = ""
-        """The peer's host."""
+        self.network = ""
+        """The peer's network: an IPv6 client has all addresses of it."""
         self._deadline: asyncio.TimerHandle | None = None
 
     def arm(self, seconds: float) -> None:
@@ -136,7 +138,7 @@ class _Connection(asyncio.Protocol):
         # The transports of uvloop have the methods of asyncio's transports, but not their classes.
         made = self._transport = cast(asyncio.Transport, transport)
         peer: tuple[object, ...] | None = transport.get_extra_info("peername")
-        self.address = str(peer[0]) if peer else ""
+        self.network = network_of(str(peer[0])) if peer else ""
         if self._connections.opened(made, self):
             self._inner.connection_made(transport)
         else:

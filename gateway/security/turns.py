@@ -7,13 +7,11 @@ waiting, another's first request is served after at most one request of every ot
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-IPV6_PREFIX_BITS = 64
-"""A household or machine has all addresses of such a network."""
+from gateway.net.networks import network_of
 
 
 class Turns:
@@ -59,16 +57,3 @@ class Turns:
                 waiting.set_result(None)
                 return
         self._free += 1
-
-
-def network_of(address: str) -> str:
-    """Return the part of the address that distinguishes one client from another."""
-    try:
-        found = ipaddress.ip_address(address.removeprefix("/").partition("%")[0])
-    except ValueError:
-        return address
-    if found.version == 4:
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((int(found), IPV6_PREFIX_BITS), strict=False))

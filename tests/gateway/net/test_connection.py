@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from gateway.net.connection import MAX_BULKY_IN_FLIGHT, REQUEST_BYTES, ConnectionLimits
-from gateway.net.holdings import SMALL_BYTES, TURNS
+from gateway.net.connection import MAX_BULKY_IN_FLIGHT, REQUEST_BYTES, Connection, ConnectionLimits
+from gateway.net.holdings import SMALL_BYTES, TURNS, Holdings
 from gateway.net.server import Tls
-from tests.gateway.net.words import Node, Peer, framed
+from protocol.framing import SCRATCH_BYTES
+from tests.gateway.net.words import Accepted, Node, Peer, framed
 from tests.secured import Authority
 
 
@@ -404,6 +405,29 @@ async def test_half_requests_of_two_addresses_leave_room_to_a_third() -> None:
         assert (await other.answer()).startswith(b"-echo:other")
         for peer in halves:
             peer.writer.transport.abort()
+
+
+async def test_addresses_of_an_ipv6_network_have_one_turn() -> None:
+    """Otherwise the network's owner could take all turns, and others could send no large request."""
+    async with node() as served:
+        loop, holdings = asyncio.get_running_loop(), Holdings(100_000)
+        addresses = ("2001:db8::1", "2001:db8::2", "2001:db8:0:1::1")
+        peers: list[Connection] = []
+        for address in addresses:
+            scratch = bytearray(SCRATCH_BYTES)
+            peer = Connection(served.words, served.server, ConnectionLimits(), holdings, scratch, loop, "PLAINTEXT")
+            peer.connection_made(Accepted(address))
+            sent = struct.pack(">i", 1_000_000) + bytes(400_000)
+            while sent and peer.is_reading:
+                place = peer.get_buffer(-1)
+                count = min(len(place), len(sent))
+                place[:count], sent = sent[:count], sent[count:]
+                peer.buffer_updated(count)
+            peers.append(peer)
+        assert [peer.is_reading for peer in peers] == [True, False, True]
+        for peer in peers:
+            peer.connection_lost(None)
+        assert holdings.held_bytes == 0
 
 
 async def test_large_request_that_hardly_arrives_is_closed_once_another_waits() -> None:

@@ -14,7 +14,7 @@ READ_BYTES = 100
 
 class Peer:
     def __init__(self, holdings: Holdings, address: str) -> None:
-        self.address = address
+        self.network = address
         self.turns = 0
         self.is_reading = True
         self.arrived_bytes = 0

@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from gateway.net.http_connections import HttpConnections
+from tests.gateway.net.words import Accepted
 from tests.secured import Authority
 
 IDLE_S = 0.5
@@ -113,3 +114,11 @@ async def test_handshakes_count_as_connections_of_the_server_and_of_their_addres
             except OSError:  # the server has not seen the end of the handshakes yet
                 await asyncio.sleep(0.01)
     writer.close()
+
+
+async def test_connections_from_an_ipv6_network_count_together() -> None:
+    make = HttpConnections(MOST, most_from=1).factory(asyncio.Protocol)
+    transports = [Accepted(address) for address in ("2001:db8::1", "2001:db8::2", "2001:db8:0:1::1")]
+    for transport in transports:
+        make().connection_made(transport)
+    assert [transport.is_aborted for transport in transports] == [False, True, False]

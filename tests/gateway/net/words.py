@@ -164,3 +164,23 @@ class Peer:
             with contextlib.suppress(ConnectionResetError):
                 return await self.reader.read()
         return b""
+
+
+class Accepted(asyncio.Transport):
+    """The transport of a connection from an address that this machine does not have."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__({"peername": (address, 40_000, 0, 0)})
+        self.is_aborted = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+    def get_write_buffer_size(self) -> int:
+        return 0

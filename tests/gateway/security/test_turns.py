@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from gateway.security.turns import Turns, network_of
+from gateway.net.networks import network_of
+from gateway.security.turns import Turns
 
 
 async def settle() -> None:
