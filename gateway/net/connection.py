@@ -359,7 +359,8 @@ class Connection(asyncio.BufferedProtocol):
             self._forget(self._slots.popleft())
         if self._opened:
             self._opened = False
-            self._observer.connection_ended(self, by_peer=not self._closed_by_us)
+            by_peer = not (self._closed_by_us or self.info.is_blameless)
+            self._observer.connection_ended(self, by_peer=by_peer)
 
     def _fail(self, reason: str, error: ProtocolError) -> None:
         if self._transport is None or self._closed_by_us:

@@ -86,6 +86,9 @@ class ConnectionInfo:
     skipped: bool = False
     """True once a request was skipped because the peer has gone. A peer that still reads gets no later answer, because
     it would take that answer for the skipped one."""
+    is_blameless: bool = False
+    """True once the node that forwards the client's requests has said that it stops. Then the end of the connection is
+    not the client's."""
     when_gone: Callable[[], None] | None = field(default=None, repr=False)
     """Called once when the peer has gone."""
     challenge: bytes = field(default=b"", repr=False)

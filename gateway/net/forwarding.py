@@ -132,10 +132,11 @@ class Forwarder:
 
     def drain(self) -> None:
         """Refuse the requests that wait at other nodes for other clients or for data, now and from now on, because this
-        node stops."""
+        node stops. Tell these nodes, so that they do not take the clients for gone."""
         self._is_draining = True
         for upstream in self._upstreams:
             upstream.give_up_parked()
+            upstream.say_farewell()
 
     # --- one request ----------------------------------------------------------------------------------------------
 

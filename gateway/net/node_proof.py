@@ -5,7 +5,7 @@ called node also authenticates its id. So a recorded proof is worthless, and a p
 others. With its proof the calling node states the client for which it speaks. From then on, the called node treats the
 connection as that client's.
 
-The two frames of the calling node have the key of an API that Kafka does not have. Only the listener
+The frames of the calling node have the key of an API that Kafka does not have. Only the listener
 `inter.broker.listener.name` accepts them.
 """
 
@@ -25,7 +25,7 @@ from protocol.framing import Frame
 
 NODE_KEY = b"\x7f\xff"
 """No API has this key."""
-HELLO, CLAIM, WELCOME = b"\0", b"\1", b"\2"
+HELLO, CLAIM, WELCOME, FAREWELL = b"\0", b"\1", b"\2", b"\3"
 NONCE_BYTES = MAC_BYTES = 32
 MAX_CLAIM_BYTES = 32 * 1024
 """Largest statement about a client. Its longest part is the name of a principal, which a certificate may give."""
@@ -75,6 +75,12 @@ def claim(key: bytes, node_id: int, nonce: bytes, answer: bytes, client: Connect
     return NODE_KEY + CLAIM + _calling(key, nonce, called_nonce, stated) + stated
 
 
+def farewell() -> bytes:
+    """Return the frame by which a stopping node says that the connection ends because of the node, not because of its
+    client."""
+    return NODE_KEY + FAREWELL
+
+
 def _state(client: ConnectionInfo) -> bytes:
     principal = client.principal
     return json.dumps(
@@ -122,6 +128,9 @@ class NodeDoor:
             nonce = secrets.token_bytes(NONCE_BYTES)
             connection.challenge = text + nonce
             return nonce + _called(self._key, self._node_id(), text, nonce)
+        if kind == FAREWELL:
+            connection.is_blameless = True
+            return WELCOME
         challenge, connection.challenge = connection.challenge, b""
         if kind != CLAIM or not challenge or len(text) > MAX_CLAIM_BYTES:
             raise NodeProofError("the frames of a proof are out of order")

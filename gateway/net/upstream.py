@@ -17,7 +17,7 @@ from typing import cast
 
 from gateway.net.context import ConnectionInfo
 from gateway.net.holdings import SMALL_BYTES, Share
-from gateway.net.node_proof import MAC_BYTES, NONCE_BYTES, WELCOME, NodeProofError, claim, hello
+from gateway.net.node_proof import MAC_BYTES, NONCE_BYTES, WELCOME, NodeProofError, claim, farewell, hello
 from protocol.framing import Frame, FrameSplitter
 from storage.types import Address, Node
 
@@ -105,6 +105,11 @@ class Upstream(asyncio.BufferedProtocol):
         for each in self._waiting:
             if each.is_parked and not each.answer.done():
                 each.answer.set_exception(UpstreamError("this node stops"))
+
+    def say_farewell(self) -> None:
+        """Let the called node know that this node stops, so that it does not take the client for gone."""
+        if self._is_proved:
+            self._write(farewell(), b"", is_parked=False).cancel()
 
     def fail(self, reason: str) -> None:
         """End the connection, and fail every request that waits."""

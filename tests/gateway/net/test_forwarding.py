@@ -427,6 +427,23 @@ async def test_stopping_node_refuses_what_waits_elsewhere() -> None:
         assert await answer(reader) == b"\0\0\0\3COORDINATOR_NOT_AVAILABLE"
 
 
+@pytest.mark.parametrize("parked", [False, True])
+async def test_client_of_a_stopping_node_is_not_taken_for_gone(parked: bool) -> None:
+    """Its group would remove it, and rebalance, unless it returned soon through another node."""
+    async with two() as both, both.client() as (reader, writer):
+        writer.write(framed(request(ApiKey.HEARTBEAT, 1, b"a")))
+        await answer(reader)
+        if parked:
+            both.echo.gates[b"parked"] = asyncio.Event()
+            writer.write(framed(request(ApiKey.JOIN_GROUP, 2, b"parked")))
+            await both.echo.serves(2)
+        both.here.server.stop_reading()
+        both.forwarder.drain()
+        await both.here.server.close()
+        await asyncio.wait_for(both.there.ending.wait(), 10)
+        assert list(both.there.ended.values()) == [False]
+
+
 @pytest.mark.parametrize(("code", "refreshed"), [(ErrorCode.NOT_COORDINATOR, 1), (ErrorCode.NONE, 0)])
 async def test_refusal_of_a_former_coordinator_leads_to_a_look(code: ErrorCode, refreshed: int) -> None:
     async with two() as both, both.client() as (reader, writer):
