@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 import structlog
 
 from gateway.apis.services import ChangesCatalog, FindsTopics, HasCatalog
+from gateway.net.coding import MAX_ANSWER_BYTES
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces
 from gateway.security.acls import AclFilter, network_of
@@ -36,6 +37,7 @@ from protocol.messages.describe_acls import (
     DescribeAclsResource,
     DescribeAclsResponse,
 )
+from protocol.sizes import encoded_bytes
 from storage.types import Acl
 
 logger = structlog.get_logger(__name__)
@@ -46,6 +48,10 @@ MAX_ACLS = 20_000
 """Maximal number of ACLs. After each change every node reads all ACLs and frees the old ones, which takes 15 ms of its
 event loop.
 """
+
+MAX_MATCHED_BYTES = MAX_ANSWER_BYTES - 1024 * 1024
+"""Bytes of the ACLs that one request may delete, as its answer names them. The rest of the answer is smaller than a
+megabyte."""
 
 E = TypeVar("E", bound=IntEnum)
 
@@ -140,7 +146,7 @@ async def delete_acls(request: DeleteAclsRequest, context: RequestContext[AclSer
     await services.catalog.refresh_if_changed()
     found: list[list[Acl] | KafkaError] = []
     doomed: dict[Acl, None] = {}
-    count = 0
+    count = size_bytes = 0
     async for asked in in_pieces(request.filters):
         try:
             wanted = _filter(asked)
@@ -154,6 +160,10 @@ async def delete_acls(request: DeleteAclsRequest, context: RequestContext[AclSer
                 ErrorCode.POLICY_VIOLATION,
                 f"Cannot remove more than {MAX_CHANGES} acls in a single delete operation.",
             )
+        # The answer names each deleted ACL. Dispatch would refuse a larger answer only after the deletion.
+        size_bytes += sum([encoded_bytes(_deleted(acl)) async for acl in in_pieces(matched)])
+        if size_bytes > MAX_MATCHED_BYTES:
+            raise KafkaError(ErrorCode.POLICY_VIOLATION, "The ACLs have long names. Delete fewer of them at a time.")
         doomed.update(dict.fromkeys(matched))
         found.append(matched)
     gone: set[Acl] = set()

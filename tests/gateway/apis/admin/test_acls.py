@@ -8,6 +8,7 @@ import pytest
 
 from gateway.apis.admin import acls as acl_apis
 from gateway.apis.partition_lookup import look_up_topics
+from gateway.net.coding import MAX_ANSWER_BYTES
 from gateway.net.context import ConnectionInfo, RequestContext
 from gateway.security.kinds import AclOperation, PatternType, Permission, ResourceType
 from protocol.api_keys import ApiKey
@@ -223,3 +224,22 @@ async def test_acls_are_bounded(database_url: str, monkeypatch: pytest.MonkeyPat
         with pytest.raises(KafkaError, match="Cannot remove more than 2 acls in a single delete operation"):
             await delete(node, {})
         assert len(node.catalog.acls) == 3
+
+
+async def test_acls_that_no_answer_could_name_are_not_deleted(database_url: str) -> None:
+    """Dispatch refuses an answer above its bound. A client would take the refusal for a deletion that was not made."""
+    long = like(READ, resource_name="n" * 32_000, principal="User:" + "p" * 32_000)
+    async with admin_node(database_url, authorizes=True) as node:
+        count = MAX_ANSWER_BYTES // 96_000 + 1
+        some = [like(long, host=f"{number:032000}") for number in range(count)]
+        for start in range(0, count, 100):
+            await create(node, *some[start : start + 100])
+        with pytest.raises(KafkaError, match="Delete fewer of them") as refused:
+            await delete(node, {})
+        assert refused.value.code == ErrorCode.POLICY_VIOLATION
+        assert len(node.catalog.acls) == count
+        assert await delete(node, {"host_filter": some[0].host}, {"host_filter": some[1].host}) == [
+            [long.resource_name],
+            [long.resource_name],
+        ]
+        assert len(node.catalog.acls) == count - 2
