@@ -52,9 +52,9 @@ class Listener:
         self._heard = dict(heard)
 
     async def listen(self, begun: Callable[[], None], ended: Callable[[], None]) -> None:
-        """Receive until the connection is lost or the task is cancelled. `begun` is called once every later
-        notification is received, `ended` once some may be missed. Raise StorageError if listening could not begin or
-        has ended."""
+        """Receive until the connection is lost, the node has another id, or the task is cancelled. `begun` is called
+        once every later notification is received, `ended` once some may be missed. Raise StorageError if listening
+        could not begin or has ended."""
         async with translated_errors():
             connection = await connect(
                 self._database.url,
@@ -78,7 +78,7 @@ class Listener:
                     await connection.add_listener(channel, _handler(heard))
                 hearing = True
                 begun()
-                while True:
+                while self._node_id() == node_id:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(lost.wait(), PING_INTERVAL_S)
                     # After a failover the former server may still answer, and no other node notifies it.

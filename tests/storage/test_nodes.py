@@ -9,8 +9,10 @@ import pytest
 
 from storage.errors import StorageConflict
 from storage.nodes import NodeStore, Unregistered
+from storage.notify import Listener
 from storage.pool import Database
 from storage.types import BOTH, CoordinatorLease, LeaseKind, Node, NodeId, Roles
+from tests.steps.waiting import until
 
 TTL_MS = 60_000
 LAPSE_NODE = "update node set expires_at = clock_timestamp() where node_id = $1"
@@ -356,3 +358,25 @@ async def test_no_registration_is_shortened_while_the_clock_advances(
     await nodes.withdraw(patient)
     await others.renew(hasty, 20_000)
     assert [node.node_id for node in await others.alive()] == [hasty]
+
+
+async def test_session_stands_for_the_id_that_the_node_has_now(
+    nodes: NodeStore, others: NodeStore, database: Database
+) -> None:
+    """Another process has taken the node's former id. If that process is killed, its successor must find no rival."""
+    ids = [await register(nodes, 1)]
+    listener = Listener(database, {}, lambda: ids[-1])
+
+    async def listen() -> None:
+        while True:
+            await listener.listen(lambda: None, lambda: None)
+
+    listening = asyncio.create_task(listen())
+    try:
+        await until(lambda: others.rivals("host:1", at(1)), "the session stands for the first id")
+        ids.append(await register(nodes, 2))
+        await until(lambda: others.rivals("host:2", at(2)), "the session stands for the second id")
+        await until(lambda: others.rivals("host:1", at(1)), "no session stands for it", holds=lambda found: not found)
+    finally:
+        listening.cancel()
+        await asyncio.wait((listening,))
