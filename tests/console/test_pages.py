@@ -525,9 +525,11 @@ def test_follower_of_a_topic_says_that_its_node_is_away(gateway_factory: Gateway
         page.goto(f"{console.url}/#/topic?name={ORDERS}")
         page.get_by_role("button", name="Follow").click()
         expect(page.get_by_text("Waiting for new records")).to_be_visible()
+        expect(page.get_by_text("are missing")).to_be_hidden()
         console.gateway.restart()
         expect(page.get_by_text("not connected; trying again")).to_be_visible(timeout=20_000)
         expect(page.get_by_text("Waiting for new records")).to_be_visible(timeout=20_000)
+        expect(page.get_by_text("are missing")).to_be_visible()
     finally:
         page.close()
 

@@ -119,8 +119,8 @@ function browse(topic) {
   }
 
   function tail() {
-    let kept = [], failed = false;
-    const tell = () => failed || said.replaceChildren(kept.length ? `following; ${count(kept.length)} shown` : "Waiting for new records…");
+    let kept = [], failed = false, begun = false, gap = "";
+    const tell = () => failed || said.replaceChildren((kept.length ? `following; ${count(kept.length)} shown` : "Waiting for new records…") + gap);
     live.setAttribute("aria-pressed", "true");
     live.replaceChildren("● Following");
     more.hidden = true;
@@ -136,7 +136,11 @@ function browse(topic) {
       },
       failed: (data) => { failed = true; said.replaceChildren(h("span", { class: "bad" }, data.error)); },
       ping: () => { failed = false; tell(); },
-      open: tell,
+      open: () => {
+        if (begun) gap = " Records that came while the page was not connected are missing; search for them.";
+        begun = true;
+        tell();
+      },
       down: () => failed || said.replaceChildren("not connected; trying again"),
     });
   }
