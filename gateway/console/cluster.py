@@ -7,6 +7,7 @@ coordinator of each shard could answer, the page reads Postgres and asks the aut
 from __future__ import annotations
 
 from enum import IntEnum
+from itertools import islice
 
 from gateway.config.broker_table import UNLISTED
 from gateway.config.definition import ConfigSource
@@ -103,6 +104,7 @@ class ClusterViews:
         )
         response = await self._kafka.ask(DescribeAclsResponse, request, who)
         refuse(response.error_code, response.error_message)
+        listed = ((resource, acl) for resource in response.resources for acl in resource.acls)
         rows = [
             {
                 "resource": _named(ResourceType, resource.resource_type),
@@ -113,10 +115,9 @@ class ClusterViews:
                 "operation": _named(AclOperation, acl.operation),
                 "permission": _named(Permission, acl.permission_type),
             }
-            for resource in response.resources
-            for acl in resource.acls
+            for resource, acl in islice(listed, MAX_ACLS)
         ]
-        return {"authorizer": True, "acls": rows[:MAX_ACLS], "cut": len(rows) > MAX_ACLS}
+        return {"authorizer": True, "acls": rows, "cut": next(listed, None) is not None}
 
     async def users(self, who: Viewer) -> dict[str, object]:
         """Return the SCRAM users with their mechanisms. Raise KafkaError if the viewer may not describe the cluster."""
@@ -132,9 +133,9 @@ class ClusterViews:
                     for info in each.credential_infos
                 ],
             }
-            for each in response.results
+            for each in response.results[:MAX_USERS]
         ]
-        return {"users": rows[:MAX_USERS], "cut": len(rows) > MAX_USERS}
+        return {"users": rows, "cut": len(response.results) > MAX_USERS}
 
     async def quotas(self, who: Viewer) -> dict[str, object]:
         """Return the quotas of clients. Raise KafkaError if the viewer may not describe settings of the cluster."""

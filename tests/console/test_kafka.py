@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+
+import asyncpg
 
 from gateway.apis import SERVED
 from gateway.console.cluster import ClusterViews
@@ -16,6 +20,7 @@ from gateway.operate.metrics import Metrics
 from protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
 from storage.console import ConsoleStore
 from storage.groups import GroupStore
+from tests.gateway.admin import admin_node
 from tests.gateway.data_plane import batch_of, data_plane
 from tests.gateway.group_node import group_node, settle
 
@@ -56,3 +61,28 @@ async def test_follower_of_a_topic_that_is_deleted_and_made_again_sees_the_new_r
         (record,) = cast("list[dict[str, Any]]", (await anext(following))["records"])
         assert record["offset"] == 0
         views.close()
+
+
+async def test_page_of_many_users_leaves_the_event_loop_to_the_clients(database_url: str):
+    session = await asyncpg.connect(database_url)
+    async with admin_node(database_url) as node:
+        await session.execute(
+            "insert into sluice.scram_credential "
+            "select 'user-' || n, 1, 4096, '', '', '' from generate_series(1, 100000) n"
+        )
+        settings = SimpleNamespace(listeners=(SimpleNamespace(name="PLAINTEXT"),))
+        groups = SimpleNamespace(connection_closed=lambda connection_id, by_peer: None)
+        services = cast(Any, replace(node.services, settings=cast(Any, settings), groups=cast(Any, groups)))
+        kafka = Kafka(Dispatch(SERVED, services, Metrics()), services, frozenset())
+        store = ConsoleStore(node.database)
+        views = ClusterViews(kafka, store, GroupViews(kafka, store, GroupStore(node.database)))
+        asking = asyncio.create_task(views.users(Viewer()))
+        longest_s, before_s = 0.0, time.thread_time()
+        while not asking.done():
+            await asyncio.sleep(0.001)
+            now_s = time.thread_time()
+            longest_s, before_s = max(longest_s, now_s - before_s), now_s
+        shown = cast("dict[str, Any]", await asking)
+        assert (len(shown["users"]), shown["cut"]) == (2_000, True)
+        assert longest_s < 0.1
+    await session.close()
