@@ -548,15 +548,13 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
 
     @contextmanager
     def _or_dropped(self, slot: Slot[GroupT]) -> Generator[None, None, None]:
-        """Drop the slot if the block raises, so that a bug in one group does not leave its clients without an
-        answer."""
-        whole = False
+        """Drop the slot if the block raises, so that a bug in one group neither leaves its clients without an answer
+        nor hides the event from other groups."""
         try:
             yield
-            whole = True
-        finally:
-            if not whole:
-                self._drop(slot, ErrorCode.UNKNOWN_SERVER_ERROR)
+        except Exception as error:
+            logger.error("group dropped from memory: a step failed", group_id=slot.group_id, exc_info=error)
+            self._drop(slot, ErrorCode.UNKNOWN_SERVER_ERROR)
 
     # --- time ---------------------------------------------------------------------------------------------------
 

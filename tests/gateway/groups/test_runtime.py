@@ -15,7 +15,7 @@ import pytest_asyncio
 from gateway.cluster.leases import SHARDS
 from gateway.coordinator.classic.model import Group, GroupState
 from gateway.coordinator.cluster import Cluster
-from gateway.coordinator.consumer.model import ConsumerGroupHeartbeat, ConsumerGroupHeartbeatReply
+from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerGroupHeartbeatReply
 from gateway.coordinator.facts import (
     AssignmentGiven,
     Fact,
@@ -749,6 +749,28 @@ async def test_bug_in_the_coordinator_answers_all_waiting_requests(
     monkeypatch.undo()
     first.generation_id = 2
     assert await first.beat() is ErrorCode.NONE
+
+
+async def test_step_that_fails_after_a_change_of_the_cluster_hides_the_change_from_no_other_group(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for group_id in ("broken", "whole"):
+        joined = node.groups.submit(group_id, consumer_heartbeat(node, "a", 0, 1))
+        assert (await reply_of(joined)).error is ErrorCode.NONE
+    step = Machines.step
+
+    def fails(machines: Any, group: Any, *given: Any) -> Any:
+        if group.group_id == "broken":
+            raise ZeroDivisionError
+        return step(machines, group, *given)
+
+    monkeypatch.setattr(Machines, "step", fails)
+    changed = Cluster(revision=1)
+    node.groups.cluster_changed(changed)
+    whole = node.groups.settled("whole")
+    assert isinstance(whole, ConsumerGroup)
+    assert whole.seen is changed
+    assert node.groups.group_ids() == ["whole"]
 
 
 # --- connections and shutdown ---------------------------------------------------------------------------------------
