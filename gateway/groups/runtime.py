@@ -159,7 +159,8 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         self._slots: dict[str, Slot[GroupT]] = {}
         self._connections = GroupsOfConnections(bounds.spoken_for)
         self._newest = NewestConnections(bounds.remembered)
-        self._shards_loading: dict[int, CoordinatorLease] = {}
+        self._shards_loading: dict[int, set[str]] = {}
+        """For each shard whose groups are being read, the groups that were dropped from memory since the read began."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_request_id = 0
         self._draining = False
@@ -355,8 +356,8 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
     def shard_acquired(self, lease: CoordinatorLease) -> None:
         """Read the shard's groups with members in the background, so that members who died with the last coordinator
         expire even if no client ever speaks for their group again."""
-        self._shards_loading[lease.shard] = lease
-        self._spawn(self._load_shard(lease), f"load shard {lease.shard}")
+        dropped = self._shards_loading[lease.shard] = set[str]()
+        self._spawn(self._load_shard(lease, dropped), f"load shard {lease.shard}")
 
     def shard_lost(self, shard: int) -> None:
         """Drop the shard's groups: another node may coordinate them already, and waiting clients are sent there."""
@@ -534,6 +535,8 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
         """Forget the group; waiting callers get `error`."""
         if self._slots.get(slot.group_id) is slot:
             del self._slots[slot.group_id]
+            if (dropped := self._shards_loading.get(slot.lease.shard)) is not None:
+                dropped.add(slot.group_id)
             if slot.loaded:
                 # Keep only the numbers of settled requests. A client whose request got no answer must not be treated as
                 # newer.
@@ -680,17 +683,19 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
             slot.group = self._machines.of(slot.group).with_connection_numbers(slot.group, numbers)
         self._tell(slot.group, slot.group, ())
 
-    async def _load_shard(self, lease: CoordinatorLease) -> None:
+    async def _load_shard(self, lease: CoordinatorLease, dropped: set[str]) -> None:
         def wanted() -> bool:
-            return self._shards_loading.get(lease.shard) is lease and not self._draining
+            return self._shards_loading.get(lease.shard) is dropped and not self._draining
 
         try:
             async for record in in_pieces(await self._records.read_shard(lease.shard, wanted)):
                 if not wanted():
                     break
-                # If a client has sent requests for a group in the meantime, the group is already in memory, and newer
-                # than this record.
-                if record.group_id not in self._slots and len(self._slots) < self._bounds.groups:
+                # A group in memory, for which a client has sent requests in the meantime, is newer than this record. So
+                # is one that was in memory and has been dropped: it is read again.
+                if record.group_id in dropped:
+                    self._slot(record.group_id)
+                elif record.group_id not in self._slots and len(self._slots) < self._bounds.groups:
                     slot = Slot(record.group_id, lease, self._machines.missing(record.group_id))
                     slot.busy = True
                     self._slots[record.group_id] = slot
@@ -705,7 +710,7 @@ class Runtime(Generic[GroupT, SettingsT, RecordT]):
             pass
         finally:
             in_vain = not wanted()
-            if self._shards_loading.get(lease.shard) is lease:
+            if self._shards_loading.get(lease.shard) is dropped:
                 del self._shards_loading[lease.shard]
         if in_vain:
             return

@@ -38,6 +38,7 @@ from gateway.groups.runtime import Bounds
 from gateway.operate.logs import REQUEST
 from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode, KafkaError
+from storage.nodes import NodeStore
 from storage.types import GroupChange, GroupRecord, Saved
 from tests.gateway.group_node import QUICK, GroupNode, group_node, locked_group, reply_of, settle, write_is_waiting
 from tests.steps.waiting import until
@@ -952,6 +953,45 @@ async def test_a_group_emptied_while_its_shard_is_read_does_not_come_back(
     await until(lambda: not node.groups.shards_loading)
     assert (await classic_group(node)).state is GroupState.EMPTY
     await until(lambda: not node.groups.group_ids())
+
+
+async def test_group_dropped_while_its_shard_is_read_is_not_taken_from_the_older_record(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease lapses for a moment while its renewal is under way."""
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first)
+    shard = node.leases.shard_of(G)
+    node.groups.shard_lost(shard)
+    records = await node.store.load_shard(shard)
+    asked, answer, sent, renewed = (asyncio.Event() for _ in range(4))
+    renew_leases = NodeStore.renew_leases
+
+    async def slow_read(_: int) -> object:
+        asked.set()
+        await answer.wait()
+        return records
+
+    async def slow_renewal(*given: Any) -> Any:
+        sent.set()
+        await renewed.wait()
+        return await renew_leases(*given)
+
+    monkeypatch.setattr(node.store, "load_shard", slow_read)
+    monkeypatch.setattr(NodeStore, "renew_leases", slow_renewal)
+    node.groups.shard_acquired(node.leases.lease_for(G) or pytest.fail("no lease"))
+    await asked.wait()
+    assert {(await join).generation_id for join in (second.join(), first.join())} == {2}
+    node.lease_clock.seconds = 40
+    renewal = asyncio.create_task(node.leases.renew())
+    await sent.wait()
+    node.lease_clock.seconds = 50
+    assert await first.beat() is ErrorCode.NOT_COORDINATOR
+    renewed.set()
+    await renewal
+    answer.set()
+    await until(lambda: not node.groups.shards_loading)
+    assert (await classic_group(node)).generation_id == 2
 
 
 async def test_queue_of_one_group_is_bounded(database_url: str) -> None:
