@@ -94,7 +94,11 @@ def upgraded(
     held = _held(group, read, given, cluster)
     undrained, early = _undrained(group, held, cluster)
     started = ConsumerGroup(
-        group.group_id, exists=True, group_epoch=group.generation_id, assignment_epoch=group.generation_id
+        group.group_id,
+        exists=True,
+        group_epoch=group.generation_id,
+        assignment_epoch=group.generation_id,
+        topics_revision=cluster.revision,
     )
     draft = Draft(started, now_ms, consumer_settings, cluster)
     replies: list[tuple[RequestId, Reply]] = []

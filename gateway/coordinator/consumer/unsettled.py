@@ -38,6 +38,7 @@ class UnsettledDraft(Protocol):
     settings: ConsumerSettings
     cluster: Cluster
     group_epoch: int
+    topics_revision: int
     members: dict[MemberId, ConsumerMember]
     target: dict[MemberId, Partitions]
     owners: dict[UUID, Mapping[int, MemberId]]
@@ -83,7 +84,7 @@ def follow_owners(draft: UnsettledDraft) -> None:
             _end(draft, each, HandoffEnd.SUPERSEDED)
         elif owner is not None:
             kept.append(each if owner == each.owner else replace(each, owner=owner))
-        elif each.topic_id not in draft.cluster.by_id:
+        elif each.topic_id not in draft.cluster.by_id and draft.cluster.revision >= draft.topics_revision:
             _end(draft, each, HandoffEnd.PARTITION_DELETED)
         else:
             _end(draft, each, HandoffEnd.SUPERSEDED if each.owner in draft.members else HandoffEnd.TARGET_LEFT)

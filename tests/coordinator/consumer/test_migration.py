@@ -322,6 +322,15 @@ def test_source_drains_again_after_the_early_owner_leaves():
     assert scene.group.drain_deadlines == {"k": scene.now_ms - SESSION_MS // 2 + DRAIN.timeout_ms}
 
 
+def test_source_drains_again_if_the_early_owner_leaves_a_coordinator_that_is_behind():
+    """The coordinator does not know the topic yet. So it must not take the topic for deleted."""
+    scene, _ = told_early()
+    scene.cluster = behind(scene)
+    scene.leave("l")
+    assert named(scene.group.members[MemberId("k")].undrained) == GIVEN
+    assert HandoffEnd.PARTITION_DELETED not in {reason for _, reason in ended(scene)}
+
+
 def test_leave_of_the_source_makes_the_partition_readable():
     scene, _ = told_early()
     scene.leave("k")
@@ -523,6 +532,17 @@ def test_coordinator_that_is_behind_does_not_upgrade_a_group():
     scene.cluster = known
     scene.enter("a", "u")
     assert held(scene) == {"k": {"u": {0, 1}}, "a": {}}
+
+
+def test_coordinator_that_is_behind_an_upgrade_takes_no_topic_away():
+    """A static member has returned with the other protocol, so no target was computed for the consumer group."""
+    scene = Mixed()
+    generation = scene.classic_group({"k": ALL}, instances={"k": "i"})
+    assert scene.told(scene.enter("a", instance_id="i")) == (generation, ALL)
+    scene.restart()
+    scene.cluster = behind(scene)
+    assert scene.beat("a", generation).error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert held(scene) == {"a": ALL}
 
 
 def test_only_a_join_upgrades():
