@@ -446,6 +446,21 @@ def test_commit_of_the_last_generation_counts_while_a_target_waits() -> None:
     assert scene.commit("a", a, generation=generation - 1).error is ErrorCode.ILLEGAL_GENERATION
 
 
+def test_commit_of_the_last_generation_counts_after_the_leader_takes_the_partition_from_its_waiting_target() -> None:
+    scene = Handing(HandoffMode.DRAIN)
+    a, b, c = scene.completing("a", "b", "c", offer=owning())
+    assigned(scene, {a: given(0, 1, 2), b: given(), c: given()})
+    again(scene, (a, owning(0, 1, 2)), (b, owning()), (c, owning()))
+    assigned(scene, {a: given(0, 1), b: given(2), c: given()})
+    scene.advance(HOLD_MS)
+    again(scene, (a, owning(0, 1)), (b, owning(2)), (c, owning()))
+    assigned(scene, {a: given(0, 1), b: given(), c: given(2)})
+    generation = scene.group.generation_id
+    assert [(each.source, each.behind) for each in scene.group.handoffs] == [(b, a)]
+    assert scene.commit("a", a, generation=generation - 1).error is NONE
+    assert scene.commit("b", b, generation=generation - 1).error is ErrorCode.ILLEGAL_GENERATION, "it has read nothing"
+
+
 def test_commit_of_the_last_generation_is_refused_after_the_wait() -> None:
     scene = Handing(HandoffMode.DRAIN, timeout_ms=HOLD_MS)
     a, _, _ = moved(scene)

@@ -139,7 +139,8 @@ def _is_awaited(group: Group, event: OffsetCommit) -> bool:
     """Return True if the commit names the generation just ended and its member still has to commit what it has
     released."""
     return event.generation_id == group.generation_id - 1 and any(
-        each.source == event.member_id and each.awaits is Awaits.DRAIN and not each.forced for each in group.handoffs
+        event.member_id == (each.source if each.awaits is Awaits.DRAIN else each.behind) and not each.forced
+        for each in group.handoffs
     )
 
 

@@ -104,6 +104,7 @@ def upgraded(
     replies: list[tuple[RequestId, Reply]] = []
     for member in group.members.values():
         subscription = read[member.member_id]
+        epoch = member.member_epoch or group.generation_id
         draft.put(
             ConsumerMember(
                 member_id=member.member_id,
@@ -113,9 +114,10 @@ def upgraded(
                 client_host=member.client_host,
                 rebalance_timeout_ms=member.rebalance_timeout_ms,
                 subscribed_topic_names=tuple(sorted(set(subscription.topics))),
-                member_epoch=member.member_epoch or group.generation_id,
-                previous_member_epoch=member.member_epoch or group.generation_id,
+                member_epoch=epoch,
+                previous_member_epoch=epoch,
                 assigned=held[member.member_id],
+                held_since=((epoch, held[member.member_id]),),
                 undrained=partitions_of(
                     (topic_id, (index,)) for topic_id, index in undrained.get(member.member_id, ())
                 ),

@@ -2,7 +2,8 @@
 
 The one idea: the member epoch is the fence, in any state of the group. A heartbeat may raise the epoch while a commit
 is under way. So a commit at an older epoch is accepted if the member has held each of its partitions since that epoch
-(KIP-1251, upstream's ConsumerGroup.validateOffsetCommit). A commit does not extend the member's session.
+(KIP-1251, upstream's ConsumerGroup.validateOffsetCommit). A member whose commits are awaited may also commit at the
+epoch before its release. A commit does not extend the member's session.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from uuid import UUID
 
 from gateway.coordinator.classic.identity import NO_MEMBER_ID
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerMember
-from gateway.coordinator.consumer.partitions import NOTHING, union
+from gateway.coordinator.consumer.partitions import NOTHING, Partitions, partitions_of, union
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.member_epochs import FIRST_VERSION_WITH_MEMBER_EPOCH
 from gateway.coordinator.requests import OffsetCommit, OffsetCommitReply, TxnOffsetCommit
@@ -72,16 +73,25 @@ def _txn_commit_refusal(group: ConsumerGroup, event: TxnOffsetCommit) -> ErrorCo
 def _refusal_of_commit(group: ConsumerGroup, event: OffsetCommit | TxnOffsetCommit) -> ErrorCode | None:
     epoch = event.generation_id
     refusal = _refusal(group, event.member_id, event.group_instance_id, epoch)
-    if refusal is ErrorCode.STALE_MEMBER_EPOCH:
+    if refusal in (ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.ILLEGAL_GENERATION):
         member = group.members[event.member_id]
-        if 0 <= epoch < member.member_epoch and _holds(member, epoch, event.partitions):
+        awaited = _awaited(group, member) if epoch == member.previous_member_epoch else NOTHING
+        # A classic member may do so only while others wait for its commits, as in a classic group.
+        may = member.classic is None or bool(awaited)
+        if may and 0 <= epoch < member.member_epoch and _covers(member, epoch, awaited, event.partitions):
             return None
     return refusal
 
 
-def _holds(member: ConsumerMember, epoch: int, partitions: Collection[tuple[UUID, int]]) -> bool:
-    """Return whether there are `partitions`, and the member has held all of them since `epoch`."""
-    held = reduce(union, (each for since, each in member.held_since if since <= epoch), NOTHING)
+def _awaited(group: ConsumerGroup, member: ConsumerMember) -> Partitions:
+    """Return the partitions that the member has released and must still commit."""
+    early = ((each.topic_id, (each.partition,)) for each in group.unsettled if each.source == member.member_id)
+    return union(member.undrained, partitions_of(early))
+
+
+def _covers(member: ConsumerMember, epoch: int, awaited: Partitions, partitions: Collection[tuple[UUID, int]]) -> bool:
+    """Return whether there are `partitions`, and each is awaited or has been held by the member since `epoch`."""
+    held = reduce(union, (each for since, each in member.held_since if since <= epoch), awaited)
     return bool(partitions) and all(index in held.get(topic_id, ()) for topic_id, index in partitions)
 
 

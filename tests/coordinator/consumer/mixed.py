@@ -202,9 +202,16 @@ class Mixed:
         return self._ask(Heartbeat, MemberId(member), instance, generation).error
 
     def commit(
-        self, member: str, generation: int, *, version: int = 8, instance: str | None = None
+        self,
+        member: str,
+        generation: int,
+        offsets: Named | None = None,
+        *,
+        version: int = 8,
+        instance: str | None = None,
     ) -> OffsetCommitReply:
-        return self._ask(OffsetCommit, version, MemberId(member), instance, generation)
+        pairs = tuple((topic_id(name), index) for name, indexes in (offsets or {}).items() for index in sorted(indexes))
+        return self._ask(OffsetCommit, version, MemberId(member), instance, generation, pairs)
 
     def txn_commit(self, member: str, generation: int, *, instance: str | None = None) -> OffsetCommitReply:
         return self._ask(TxnOffsetCommit, MemberId(member), instance, generation)

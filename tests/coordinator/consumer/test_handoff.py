@@ -24,6 +24,7 @@ from gateway.coordinator.requests import HandoffProgress
 from gateway.coordinator.settings import ConsumerSettings, Settings
 from gateway.groups.marks import Marks
 from gateway.net.context import ConnectionInfo
+from protocol.errors import ErrorCode
 
 from .scene import Scene, topic_id
 
@@ -105,6 +106,20 @@ def test_released_partition_is_drained_before_it_is_assigned() -> None:
     assert scene.beat("b", 2)[1] == {"t": {gone}}
     assert not scene.group.moving
     assert not scene.group.drain_deadlines
+
+
+@pytest.mark.parametrize("mode", [HandoffMode.ACK, HandoffMode.DRAIN])
+def test_commit_sent_before_the_release_was_answered_counts_while_it_is_awaited(mode: HandoffMode) -> None:
+    """The member does not know its new epoch yet. If the commit were refused, the next owner would repeat its work."""
+    scene, gone = moved(mode)
+    scene.beat("a", 1, {"t": {1 - gone}})
+    reply = scene.commit("a", 1, {"t": {0, 1}})
+    if mode is HandoffMode.ACK:
+        assert reply.error is ErrorCode.STALE_MEMBER_EPOCH, "the partition is free"
+        return
+    assert (reply.error, reply.member_epoch) == (ErrorCode.NONE, 2)
+    scene.drained("a", gone, mark=5, committed=5)
+    assert scene.commit("a", 1, {"t": {gone}}).error is ErrorCode.STALE_MEMBER_EPOCH
 
 
 def test_partition_never_fetched_is_assigned_at_once() -> None:

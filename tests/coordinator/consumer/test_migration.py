@@ -187,6 +187,28 @@ def test_upgrade_does_not_prolong_a_drain():
     assert scene.group.drain_deadlines == {"k": scene.now_ms - SESSION_MS // 4 + DRAIN.timeout_ms}
 
 
+def test_commit_of_a_classic_member_at_its_last_epoch_counts_while_it_is_awaited():
+    scene = Mixed(handoff=DRAIN, consumer={"handoff": DRAIN})
+    generation = scene.classic_group({"k": ALL})
+    epoch, _ = scene.told(scene.enter("a"))
+    scene.join("k", offer())
+    gone = {"t": ALL["t"] - scene.share("k", epoch)["t"]}
+    reply = scene.commit("k", generation, ALL)
+    assert (reply.error, reply.by_member_epoch, reply.member_epoch) == (NONE, True, epoch)
+    assert scene.commit("k", generation - 1, gone).error is ErrorCode.ILLEGAL_GENERATION
+    drained(scene, "k", *gone["t"], by_id=True)
+    assert scene.commit("k", generation, gone).error is ErrorCode.ILLEGAL_GENERATION
+
+
+def test_commit_of_a_classic_source_at_its_last_epoch_counts_after_another_member_got_its_share_early():
+    scene, generation = told_early()
+    joined = scene.join("k", offer())
+    assert joined is not None
+    assert joined.generation_id == generation + 1
+    assert scene.commit("k", generation, GIVEN).error is NONE
+    assert scene.commit("l", generation - 1, GIVEN).error is ErrorCode.ILLEGAL_GENERATION
+
+
 def test_pending_drain_continues_after_a_downgrade():
     scene = Mixed(handoff=DRAIN, consumer={"handoff": DRAIN})
     scene.classic_group({"k": ALL})
