@@ -47,7 +47,7 @@ begin
     order by l.shard for key share;
     judged_ms := now_ms();
 
-    select array_agg(fence.position order by fence.group_id) into from_outside
+    select array_agg(fence.position order by fence.group_id collate "C") into from_outside
     from (
         select
             unnest(p_shards) as shard, unnest(p_node_ids) as node_id, unnest(p_lease_epochs) as lease_epoch,
@@ -160,8 +160,9 @@ begin
         group_id, topic_id, partition_index, committed_offset, leader_epoch, metadata,
         commit_timestamp_ms, expire_timestamp_ms
     )
+    -- Rows are locked in this order, which is also that of a transaction's end.
     select distinct on (1, 2, 3)
-        p_group_ids[accepted.fence_position], accepted.topic_id, accepted.partition_index,
+        p_group_ids[accepted.fence_position] collate "C", accepted.topic_id, accepted.partition_index,
         accepted.committed_offset, accepted.leader_epoch, accepted.metadata,
         committed_ms, case when accepted.retention_ms is not null then
             committed_ms + least(accepted.retention_ms, 9223372036854775807 - committed_ms) end
@@ -466,7 +467,7 @@ begin
         outcome, group_id, shard, group_type, state, protocol_type, generation_id, all_heard, document
     )
     where change.outcome = 'saved'
-    order by change.group_id
+    order by change.group_id collate "C"
     on conflict (group_id) do update set
         shard              = excluded.shard,
         group_type         = excluded.group_type,
