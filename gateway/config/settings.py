@@ -662,14 +662,15 @@ def _load_broker(
 ) -> tuple[BrokerConfig, list[Value]]:
     environment = secrets.environment
     given: dict[str, Value] = {name: Value(name, text, f"file {path}") for name, text in file_broker.items()}
-    # A value may contain a comma (cleanup.policy lists), so only a comma before another assignment separates.
-    for assignment in re.split(r"\n|,(?=\s*[a-z][a-z0-9._\-]*=)", environment.get("SLUICE_SET", "")):
-        if assignment.strip():
-            _assign(given, assignment, "environment SLUICE_SET")
-    # A line is one assignment, because a value such as a JAAS configuration may contain any other separator.
-    for line in set_file.environment.get(_SET, "").splitlines():
-        if line.strip():
-            _assign(given, line, set_file.origin(_SET), secret=True)
+    # A line is one assignment, because a value such as a list or a password may contain any other separator.
+    lines = (
+        (f"environment {_SET}", environment.get(_SET, "")),
+        (set_file.origin(_SET), set_file.environment.get(_SET, "")),
+    )
+    for origin, text in lines:
+        for line in text.splitlines():
+            if line.strip():
+                _assign(given, line, origin, secret=True)
     for variable, name in _BROKER_VARIABLES.items():
         if variable in environment:
             given[name] = Value(name, environment[variable], secrets.origin(variable))
@@ -680,7 +681,7 @@ def _load_broker(
     except ConfigError as error:
         value = given.get(error.name)
         origin = "default" if value is None else value.origin
-        shown = "…" if origin == set_file.origin(_SET) else error.value or ""
+        shown = "…" if origin in dict(lines) else error.value or ""
         raise ConfigurationError(error.name, shown, origin, error.reason) from error
     return broker, [_shown(given[name]) for name in sorted(given)]
 

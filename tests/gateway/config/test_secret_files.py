@@ -16,7 +16,7 @@ from gateway.config.settings import load
 URL = "postgresql://me:secret@host/db"
 JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_a="x,b=y" user_c="z";'
 ASKING = {
-    "SLUICE_SET": "listeners=IN://127.0.0.1:1,listener.security.protocol.map=IN:SASL_PLAINTEXT",
+    "SLUICE_SET": "listeners=IN://127.0.0.1:1\nlistener.security.protocol.map=IN:SASL_PLAINTEXT",
     "SLUICE_BROKER_NUM_PARTITIONS": "3",
 }
 
@@ -55,7 +55,7 @@ def test_secret_broker_setting_is_read_from_a_file(tmp_path: Path) -> None:
 def test_file_of_settings_holds_one_per_line_and_beats_the_variable(tmp_path: Path) -> None:
     lines = f"listener.name.in.sasl.enabled.mechanisms=PLAIN\n\nlistener.name.in.plain.sasl.jaas.config={JAAS}\n"
     path = write(tmp_path, f"{lines}num.network.threads=5\n")
-    given = {**ASKING, "SLUICE_SET": f"{ASKING['SLUICE_SET']},num.network.threads=4", "SLUICE_SET_FILE": path}
+    given = {**ASKING, "SLUICE_SET": f"{ASKING['SLUICE_SET']}\nnum.network.threads=4", "SLUICE_SET_FILE": path}
     static = load({}, (), given).settings.broker.static
     assert static["listener.name.in.plain.sasl.jaas.config"] == JAAS
     assert static["num.network.threads"] == "5"
@@ -107,7 +107,7 @@ def test_setting_that_is_no_secret_has_no_file(tmp_path: Path) -> None:
     ],
 )
 def test_content_of_a_refused_file_is_not_shown(tmp_path: Path, variable: str, content: str) -> None:
-    enabled = f"{ASKING['SLUICE_SET']},listener.name.in.sasl.enabled.mechanisms=PLAIN"
+    enabled = f"{ASKING['SLUICE_SET']}\nlistener.name.in.sasl.enabled.mechanisms=PLAIN"
     with pytest.raises(ConfigurationError) as refused:
         load({}, (), {"SLUICE_SET": enabled, variable: write(tmp_path, content)})
     assert "hush" not in str(refused.value)

@@ -114,7 +114,7 @@ def test_secrets_are_shown_nowhere() -> None:
 
 def test_one_environment_variable_may_hold_several_settings() -> None:
     text = f'{MODULE} required user_alice="hush";'
-    configuration = load({}, BASE, {"SLUICE_SET": f"sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,{JAAS}={text}"})
+    configuration = load({}, BASE, {"SLUICE_SET": f"sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256\n{JAAS}={text}"})
     sasl = listener_security(configuration.settings.listeners[0], configuration.settings.broker).sasl
     assert sasl is not None
     assert sasl.plain_users == {"alice": "hush"}

@@ -283,7 +283,7 @@ def test_broker_settings_are_read_from_all_origins(tmp_path: Path) -> None:
         "auto.create.topics.enable = false\nlog.cleanup.policy = ['compact', 'delete']\n",
     )
     environment = {
-        "SLUICE_SET": "num.partitions=3,message.max.bytes=3000\ngroup.max.size=7",
+        "SLUICE_SET": "num.partitions=3\nmessage.max.bytes=3000\n\ngroup.max.size=7",
         "SLUICE_BROKER_MESSAGE_MAX_BYTES": "4000",
     }
     configuration = load({}, ["group.max.size = 8", "num.partitions=5"], environment, path)
@@ -301,9 +301,22 @@ def test_broker_settings_are_read_from_all_origins(tmp_path: Path) -> None:
 
 
 def test_a_comma_inside_a_value_does_not_separate() -> None:
-    broker = load({}, (), {"SLUICE_SET": "log.cleanup.policy=compact,delete,num.partitions=4"}).settings.broker
+    """A pattern for certificates' names and a password may contain what looks like another assignment."""
+    given = "log.cleanup.policy=compact,delete\nssl.principal.mapping.rules=RULE:^cn=(.*),ou=.*$/$1/"
+    broker = load({}, (), {"SLUICE_SET": given}).settings.broker
     assert broker.log_cleanup_policy == ("compact", "delete")
-    assert broker.num_partitions == 4
+    assert broker.ssl_principal_mapping_rules == "RULE:^cn=(.*),ou=.*$/$1/"
+
+
+@pytest.mark.parametrize("line", ["hush", "num.partitions=hush", "delegation.token.secret.kei=hush"])
+def test_a_refused_line_of_settings_is_not_shown(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings"
+    file.write_text("num.network.threads=4\n")
+    for environment in ({"SLUICE_SET": line}, {"SLUICE_SET": line, "SLUICE_SET_FILE": str(file)}):
+        with pytest.raises(ConfigurationError) as refused:
+            load({}, (), environment)
+        assert "hush" not in str(refused.value)
+        assert "environment SLUICE_SET" in str(refused.value)
 
 
 @pytest.mark.parametrize(
