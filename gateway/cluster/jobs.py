@@ -22,7 +22,9 @@ from storage.nodes import NodeStore
 from storage.types import CoordinatorLease, LeaseKind
 
 FIRST_RETRY_S = 1.0
-"""Delay after a failed pass. It doubles with each further failure, up to the job's interval."""
+"""Delay after a failed pass. It doubles with each further failure, up to the job's interval and to LAST_RETRY_S."""
+LAST_RETRY_S = 60.0
+"""Longest delay after a failed pass. A job that runs once an hour must fail often enough for its alert to go on."""
 
 
 class Job(IntEnum):
@@ -90,7 +92,7 @@ class Jobs:
             wait_s = interval_s
             if self.lease(job) is None:
                 return
-            wait_s, retry_s = retry_s, min(2 * retry_s, interval_s)
+            wait_s, retry_s = retry_s, min(2 * retry_s, interval_s, LAST_RETRY_S)
             if await self._run((job, name), run):
                 wait_s, retry_s = interval_s, min(FIRST_RETRY_S, interval_s)
 

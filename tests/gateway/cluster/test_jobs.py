@@ -11,6 +11,7 @@ import pytest
 
 from gateway.cluster.jobs import Job, Jobs
 from gateway.cluster.membership import Membership
+from gateway.cluster.wake import Wake
 from storage.nodes import NodeStore
 from storage.pool import Database
 from storage.types import BOTH, SHARD_COUNTS, LeaseKind, Roles
@@ -194,6 +195,28 @@ async def test_a_pass_that_fails_is_tried_again_long_before_its_interval(
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await run()
+
+
+async def test_an_hourly_pass_that_keeps_failing_is_tried_often_enough_for_its_alert(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The alert SluiceBackgroundPassFails needs more than three failures in 15 minutes."""
+    waits: list[float] = []
+
+    async def note(self: Wake, timeout_s: float) -> str:
+        waits.append(timeout_s)
+        return "test"
+
+    async def fail() -> None:
+        raise RuntimeError("still not")
+
+    node = await Node(database).start()
+    monkeypatch.setattr(Wake, "wait", note)
+    run = node.jobs.paced(Job.FUNCTIONS, "functions", fail, HOUR_MS)
+    for _ in range(15):
+        with pytest.raises(RuntimeError):
+            await run()
+    assert max(waits) < 15 * 60 / 4
 
 
 def test_every_job_has_one_of_a_fixed_number_of_leases() -> None:
