@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from typing import TYPE_CHECKING
 
 from gateway.config.database_options import DATABASE_OPTIONS, DatabaseOption
@@ -74,8 +73,3 @@ def configuration_of(given: argparse.Namespace) -> Configuration:
 def settings_of(given: argparse.Namespace) -> Settings:
     """Return the settings of `configuration_of`. Raise ConfigurationError."""
     return configuration_of(given).settings
-
-
-def warn(configuration: Configuration) -> None:
-    for warning in configuration.warnings:
-        print(f"sluice: warning: {warning}", file=sys.stderr)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
+import structlog
 import uvloop
 
 from gateway.app import App, StartError
@@ -28,7 +29,9 @@ from gateway.config.security import listener_security
 from gateway.config.settings import OPTIONS, Configuration, Settings
 from gateway.net.collection import Survivors
 from gateway.operate import logs, workers
-from gateway.options import add_options, configuration_of, warn
+from gateway.options import add_options, configuration_of
+
+logger = structlog.get_logger(__name__)
 
 END_TIMEOUT_S = 0.1
 EXIT_FAILED = 1
@@ -61,7 +64,7 @@ def serve(given: argparse.Namespace) -> int:
 def _supervise(configuration: Configuration, given: argparse.Namespace) -> int:
     settings = configuration.settings
     logs.configure(settings.log_format, settings.log_level, "supervisor")
-    warn(configuration)
+    _warn(configuration)
     flags = [
         f"{option.flag}={getattr(given, option.field)}"
         for option in OPTIONS
@@ -71,6 +74,12 @@ def _supervise(configuration: Configuration, given: argparse.Namespace) -> int:
     flags += [f"--config={given.config}"] if given.config else []
     supervisor = workers.Supervisor(configuration, flags, as_json=logs.as_json(settings.log_format))
     return asyncio.run(supervisor.run(partial(greeting, settings)))
+
+
+def _warn(configuration: Configuration) -> None:
+    """Log the warnings. In a log of JSON every line must be JSON."""
+    for warning in configuration.warnings:
+        logger.warning("check the configuration", reason=warning)
 
 
 async def _run(configuration: Configuration) -> int:
@@ -88,7 +97,7 @@ async def _run(configuration: Configuration) -> int:
 
 
 async def _serve_until_told(configuration: Configuration) -> int:
-    warn(configuration)
+    _warn(configuration)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -140,8 +149,8 @@ def greeting(
     options = _client_options(first, settings.broker)
     lines = [
         f"Sluice serves Kafka clients at {bootstrap}. To try it:",
-        f"  echo hello | kcat -b {bootstrap} -t greetings -P{options}",
-        f"  kcat -b {bootstrap} -t greetings -C -e{options}",
+        f"  echo hello | kcat -b {bootstrap} -t hello -P{options}",
+        f"  kcat -b {bootstrap} -t hello -C -e{options}",
     ]
     if not options:
         lines.append(f"  python3 -m kafka.admin -b {bootstrap} topics list   (pip install kafka-python)")

@@ -21,7 +21,7 @@ from gateway.config.security import TlsSettings, listener_security
 from gateway.config.settings import load
 from gateway.dumped import bytes_of
 from gateway.net.context import Role
-from gateway.options import add_options, configuration_of, warn
+from gateway.options import add_options, configuration_of
 from protocol.api_keys import ApiKey
 from protocol.codec import decode, encode, request_class, response_class
 from protocol.errors import ProtocolError
@@ -72,7 +72,8 @@ def _config(given: argparse.Namespace) -> int:
     others = [key for name, key in BROKER_CONFIGS.items() if name not in shown and not key.internal]
     rows += [(key.name, render(key.default), "default") for key in others]
     _print_columns([(name, "-" if text is None else text, origin) for name, text, origin in rows])
-    warn(configuration)
+    for warning in configuration.warnings:
+        print(f"sluice: warning: {warning}", file=sys.stderr)
     return 0
 
 

@@ -150,6 +150,14 @@ async def test_monotonic_metrics_are_counters(gateway: GatewayProcess) -> None:
         assert types[f"sluice_{name}_total"] == "counter", name
 
 
+def test_warnings_about_the_configuration_are_lines_of_the_log(gateway_factory: GatewayFactory) -> None:
+    gateway = gateway_factory({"num.network.threads": "4"})
+    (line,) = [line for line in gateway.log_text().splitlines() if "num.network.threads" in line]
+    said = json.loads(line)
+    assert said["level"] == "warning"
+    assert "has no effect here" in said["reason"]
+
+
 async def test_invalid_bytes_are_logged_counted_and_affect_no_other_client(gateway: GatewayProcess) -> None:
     rude, polite = await WireClient.connect(gateway.bootstrap), await WireClient.connect(gateway.bootstrap)
     rude.send_bytes(b"GET / HTTP/1.1\r\n\r\n")

@@ -17,8 +17,8 @@ def greeted(*assignments: str, **addresses: str) -> list[str]:
 def test_the_greeting_of_a_plain_listener_shows_commands_without_options() -> None:
     assert greeted() == [
         "Sluice serves Kafka clients at 127.0.0.1:9092. To try it:",
-        "  echo hello | kcat -b 127.0.0.1:9092 -t greetings -P",
-        "  kcat -b 127.0.0.1:9092 -t greetings -C -e",
+        "  echo hello | kcat -b 127.0.0.1:9092 -t hello -P",
+        "  kcat -b 127.0.0.1:9092 -t hello -C -e",
         "  python3 -m kafka.admin -b 127.0.0.1:9092 topics list   (pip install kafka-python)",
     ]
 
@@ -60,6 +60,6 @@ def test_the_greeting_of_a_secured_first_listener_shows_its_options() -> None:
         "-X security.protocol=SASL_PLAINTEXT -X sasl.mechanism=PLAIN -X sasl.username=USER -X sasl.password=PASSWORD"
     )
     assert lines[1:] == [
-        f"  echo hello | kcat -b 127.0.0.1:9092 -t greetings -P {options}",
-        f"  kcat -b 127.0.0.1:9092 -t greetings -C -e {options}",
+        f"  echo hello | kcat -b 127.0.0.1:9092 -t hello -P {options}",
+        f"  kcat -b 127.0.0.1:9092 -t hello -C -e {options}",
     ]
