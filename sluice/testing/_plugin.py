@@ -48,5 +48,7 @@ def kafka(kafka_server: Kafka) -> Iterator[Kafka]:
 @pytest.fixture
 def kafka_topic(kafka_server: Kafka, request: pytest.FixtureRequest) -> str:
     """A new topic of one partition, named after the test."""
+    if "kafka" in request.fixturenames:
+        request.getfixturevalue("kafka")  # its reset would delete the topic
     name = re.sub(r"[^a-zA-Z0-9._-]+", "-", str(request.node.name))[:MAX_NAME_CHARS]
     return kafka_server.create_topic(f"{name}-{next(_numbers)}")

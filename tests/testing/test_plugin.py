@@ -47,6 +47,9 @@ def test_the_topic_is_new_and_named_after_the_test(kafka_topic, kafka_bootstrap)
     producer.flush(60)
     assert errors == [None], "a fault of an earlier test is still there"
 
+def test_the_topic_outlives_the_reset_in_any_order_of_the_fixtures(kafka_topic, kafka):
+    assert kafka_topic in topics(kafka.bootstrap)
+
 def test_the_users_modules_are_the_users():
     assert storage.OWNER == "the user"
 """
@@ -57,7 +60,7 @@ def test_two_workers_have_a_server_each_and_each_test_a_fresh_one(installed: Pat
     command = [installed / "bin" / "python", "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider"]
     done = run([*command, "--basetemp", tmp_path / "base", "--rootdir", tmp_path, tmp_path / "test_users.py"])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "6 passed" in done.stdout
+    assert "7 passed" in done.stdout
     addresses = {path.read_text() for path in (tmp_path / "base").glob("*.address")}
     assert len(addresses) == 2
 
