@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from gateway.building.database import DATABASE_PATIENCE_S, LOCK_PATIENCE_S
-from gateway.config.settings import Settings, load
+from gateway.config.security import listener_security
+from gateway.config.settings import Configuration, Settings, load
 from storage.migrate import MIGRATION_PATIENCE_S
 from tests.deploy.helm import missing, program
 from tests.gateway_process import ROOT
@@ -72,14 +73,15 @@ def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def settings(objects: list[dict[str, Any]], directory: Path) -> Settings:
-    """Return the settings of the pod sluice-1, with the files of its volumes below `directory`."""
+def configuration(objects: list[dict[str, Any]], directory: Path) -> Configuration:
+    """Return the configuration of the pod sluice-1, with the files of its volumes below `directory`."""
     of_pod = {
         "metadata.name": POD,
         "metadata.namespace": NAMESPACE,
         "metadata.labels['apps.kubernetes.io/pod-index']": "1",
     }
-    environment: dict[str, str] = {}
+    image = (ROOT / "Dockerfile").read_text().rpartition("\nFROM ")[2]
+    environment = dict(re.findall(r"\b(SLUICE_\w+)=(\S+)", image))
     for variable in container(objects)["env"]:
         text = variable.get("value")
         if text is None:
@@ -108,7 +110,12 @@ def settings(objects: list[dict[str, Any]], directory: Path) -> Settings:
         if text.startswith("/etc/sluice/"):
             environment[name] = str(directory / text.lstrip("/"))
     sluice = {name: text for name, text in environment.items() if name.startswith("SLUICE_")}
-    return load({}, (), sluice).settings
+    return load({}, (), sluice)
+
+
+def settings(objects: list[dict[str, Any]], directory: Path) -> Settings:
+    """Return the settings of `configuration`."""
+    return configuration(objects, directory).settings
 
 
 def check(objects: list[dict[str, Any]], directory: Path) -> None:
@@ -130,7 +137,9 @@ def check(objects: list[dict[str, Any]], directory: Path) -> None:
         assert all(port["targetPort"] in ports for port in service["ports"])
     assert services[spec["serviceName"]]["clusterIP"] == "None"
 
-    used = settings(objects, directory)
+    loaded = configuration(objects, directory)
+    assert not any("is ignored" in warning for warning in loaded.warnings)
+    used = loaded.settings
     assert used.database_url == "postgresql://sluice:secret@db/sluice"
     assert used.database_url_file is not None
     names = {"kafka": "INSIDE", "outside": "OUTSIDE"}
@@ -251,3 +260,29 @@ def test_a_changed_setting_restarts_the_nodes(tmp_path: Path) -> None:
         return one(rendered(values), "StatefulSet")["spec"]["template"]["metadata"]["annotations"]
 
     assert annotations(1) != annotations(2)
+
+
+@needs_helm
+def test_listeners_may_demand_a_login(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text(
+        "protocol: SASL_SSL\ntls: {secretName: sluice-tls}\nexternal: {host: kafka.example.org, shared: true}\n"
+        "settings: {sasl.enabled.mechanisms: SCRAM-SHA-512}\n"
+    )
+    objects = rendered(values)
+    check(objects, tmp_path)
+    used = settings(objects, tmp_path)
+    assert {listener.name for listener in used.listeners} == {"INSIDE", "OUTSIDE"}
+    for listener in used.listeners:
+        sasl = listener_security(listener, used.broker).sasl
+        assert sasl is not None
+        assert sasl.mechanisms == ("SCRAM-SHA-512",)
+
+
+@needs_helm
+def test_one_address_for_several_nodes_is_refused_unless_it_is_shared() -> None:
+    arguments = ("template", "sluice", str(CHART), "--kube-version", "1.30", "--set", "external.host=kafka.example.org")
+    done = subprocess.run([program(), *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "set external.shared=true" in done.stderr
+    helm(*arguments, "--set", "replicas=1")

@@ -7,7 +7,7 @@ app.kubernetes.io/name: sluice
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{- /* The protocol of the listeners for clients. */ -}}
+{{- /* The protocol of all listeners. */ -}}
 {{- define "sluice.protocol" -}}
-{{- if .Values.tls.secretName -}}SSL{{- else -}}PLAINTEXT{{- end -}}
+{{- .Values.protocol | default (ternary "SSL" "PLAINTEXT" (not (empty .Values.tls.secretName))) -}}
 {{- end -}}
