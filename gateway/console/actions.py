@@ -162,7 +162,9 @@ class Actions:
         self._kafka.require(who, AclOperation.READ, ResourceType.GROUP, group["id"])
         target, value = _text(given, "to"), given.get("value")
         if target in ("offset", "time", "shift") and not isinstance(value, int):
-            raise BadRequestError(f"give a number to reset to {target}")
+            raise BadRequestError(
+                "enter how many records to move by" if target == "shift" else f"enter the {target} to reset to"
+            )
         chosen = _partitions(given)
         known = _committed(group)
         at_time = await self._at_time(who, known, _number(value)) if target == "time" else {}

@@ -38,7 +38,6 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 CSRF_HEADER = "X-CSRF-Token"
-LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 VIEWER: web.RequestKey[Viewer] = web.RequestKey("viewer", Viewer)
 SESSION: web.RequestKey[Session] = web.RequestKey("session", Session)
@@ -87,8 +86,8 @@ def guarded(rules: Rules, sessions: Sessions, connections: HttpConnections) -> M
         return response
 
     async def _checked(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if rules.is_loopback and _host_of(request) not in LOCAL_NAMES:
-            raise BadRequestError("this console answers only at localhost and 127.0.0.1")
+        if rules.is_loopback and not is_loopback(_host_of(request)):
+            raise BadRequestError("this console answers only at localhost and at loopback addresses such as 127.0.0.1")
         if not request.path.startswith("/api/"):
             return await handler(request)
         session = await sessions.checked(request.cookies.get(rules.cookie), request.remote or "")

@@ -259,7 +259,7 @@ class TopicViews:
                 each = max(search.limit // len(chosen), 1)
                 wanted = {index: ends.get(index, 0) - each for index in chosen}
             case _:
-                raise BadRequestError("begin at earliest, latest, end, offset or time")
+                raise BadRequestError(f"enter the {begin} to begin at")
         return {index: min(max(at, starts.get(index, 0)), ends.get(index, 0)) for index, at in wanted.items()}, ends
 
     async def records(

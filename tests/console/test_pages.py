@@ -206,6 +206,21 @@ def test_timeline_moves_and_zooms_by_keyboard_and_button(busy: Consoled, browser
         assert page.locator("svg .tl-axis").first.text_content()
 
 
+def test_live_button_stops_the_timeline_and_follows_again(busy: Consoled, browser: Browser):
+    with opened(browser, busy, f"/#/group?id={BILLING}") as page:
+        live = page.get_by_role("button", name="Live")
+        live.click()
+        expect(live).to_have_attribute("aria-pressed", "false")
+        live.click()
+        expect(live).to_have_attribute("aria-pressed", "true")
+
+
+def test_durations_carry_into_the_next_unit(busy: Consoled, browser: Browser):
+    with opened(browser, busy, "/") as page:
+        said = page.evaluate("async () => [59990, 119600, 3599900, 7199000].map((await import('/dom.js')).ago)")
+    assert said == ["1 min 0 s", "2 min 0 s", "1 h 0 min", "2 h 0 min"]
+
+
 def test_killed_consumer_is_told_on_the_page_while_it_happens(gateway_factory: GatewayFactory, browser: Browser):
     """The story of the README: one of three consumers is killed, and one page shows what happened, why and for how
     long.
@@ -272,6 +287,26 @@ def test_offsets_are_reset_after_a_preview_and_a_confirmation(busy: Consoled, br
         expect(page.get_by_role("status").first).to_contain_text("Done")
         expect(page.locator(".words")).to_contain_text("reset offsets of orders[0]")
     assert busy.person.get("group", id="stopped")["offsets"][0]["committed"] == 0
+
+
+def test_reset_to_a_place_that_is_not_entered_yet_is_no_plan(busy: Consoled, browser: Browser):
+    consumer = Consumer({"bootstrap.servers": busy.gateway.bootstrap, "group.id": "hesitating"})
+    consumer.commit(offsets=[TopicPartition(ORDERS, 0, 15)], asynchronous=False)
+    consumer.close()
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{busy.url}/#/group?id=hesitating")
+    page.get_by_role("button", name="Reset offsets").click()
+    dialog = page.get_by_role("dialog")
+    for place, said in (
+        ("time", "enter the time to reset to"),
+        ("offset", "enter the offset to reset to"),
+        ("shift", "enter how many records to move by"),
+    ):
+        dialog.get_by_label("Reset to").select_option(place)
+        expect(dialog).to_contain_text(said)
+        expect(dialog.get_by_role("button", name="Do it")).to_be_disabled()
+    context.close()
 
 
 def test_plan_that_has_changed_is_shown_anew(busy: Consoled, browser: Browser):

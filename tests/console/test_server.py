@@ -12,6 +12,7 @@ import http.client
 import json
 import os
 import random
+import re
 import signal
 import socket
 import ssl
@@ -43,7 +44,7 @@ from gateway.console.sessions import MAX_ATTEMPTS, MAX_ATTEMPTS_OF_ALL, Attempts
 from protocol.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
 from tests.conftest import gateways
 from tests.console.consoles import Consoled, Person, start_consoled
-from tests.gateway_process import GatewayFactory, free_ports
+from tests.gateway_process import ROOT, GatewayFactory, free_ports
 from tests.postgres import Databases
 from tests.secured import AUTHORIZER, Authority
 from tests.steps.waiting import wait_for
@@ -88,6 +89,12 @@ def test_request_for_another_host_is_refused(console: Consoled, host: str):
     answer = Person(console.port, host=host).ask("GET", "/api/session")
     assert answer.status == 400
     assert "Set-Cookie" not in answer.headers
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.2", "[::1]"])
+def test_request_for_an_address_of_this_machine_is_answered(console: Consoled, host: str):
+    """A node can listen at any loopback address."""
+    assert Person(console.port, host=host).ask("GET", "/api/session").status == 200
 
 
 def test_api_without_a_session_is_refused(console: Consoled):
@@ -166,6 +173,12 @@ def test_malformed_query_is_a_bad_request(console: Consoled, path: str, query: d
     answer = console.person.ask("GET", f"/api/{path}", **query)
     assert answer.status == 400, answer.body
     assert answer.json["error"]
+
+
+def test_search_without_its_offset_or_time_says_what_to_enter(stocked: Consoled):
+    for begin in ("offset", "time"):
+        answer = stocked.person.ask("GET", "/api/topic/records", topic=ORDERS, begin=begin)
+        assert (answer.status, answer.json["error"]) == (400, f"enter the {begin} to begin at")
 
 
 @pytest.mark.parametrize(
@@ -885,6 +898,14 @@ def test_nodes_page_has_the_figures_of_its_node(console: Consoled):
     ages = health["background_last_success_age_seconds"]
     assert {"retention", "compaction", "leases"} <= ages.keys()
     assert all(0 <= age < 600 for age in ages.values())
+
+
+def test_nodes_page_explains_each_background_pass(console: Consoled):
+    ages = console.person.get("nodes")["figures"]["1"]["background_last_success_age_seconds"]
+    script = (ROOT / "gateway/console/static/more.js").read_text()
+    (passes,) = re.findall(r"^const PASSES = \{\n(.*?)^\};", script, re.DOTALL | re.MULTILINE)
+    explained = set(re.findall(r'^  "?([a-z A-Z]+)"?: ', passes, re.MULTILINE))
+    assert ages.keys() <= explained
 
 
 def test_each_node_shows_the_figures_of_all_nodes_that_answer(gateway_factory: GatewayFactory):

@@ -61,9 +61,10 @@ export function bytes(value) {
 export function ago(ms) {
   if (ms === null || ms === undefined) return "–";
   if (ms < 1000) return `${Math.round(ms)} ms`;
-  if (ms < 60000) return `${(ms / 1000).toFixed(1)} s`;
-  if (ms < 3600000) return `${Math.floor(ms / 60000)} min ${Math.round((ms % 60000) / 1000)} s`;
-  if (ms < 172800000) return `${Math.floor(ms / 3600000)} h ${Math.round((ms % 3600000) / 60000)} min`;
+  if (ms < 59950) return `${(ms / 1000).toFixed(1)} s`;
+  const seconds = Math.round(ms / 1000), minutes = Math.round(ms / 60000);
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
+  if (minutes < 2880) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
   return `${Math.floor(ms / 86400000)} days`;
 }
 

@@ -205,7 +205,7 @@ class Page {
 
   drawControls() {
     const line = this.timeline;
-    const live = h("button", { "aria-pressed": String(line.live), onclick: () => (line.live ? line.pan(-line.span * 0.02) : line.follow()) }, line.live ? "● Live" : "Live");
+    const live = h("button", { "aria-pressed": String(line.live), onclick: () => (line.live ? line.pause() : line.follow()) }, line.live ? "● Live" : "Live");
     const step = h("span", { class: "join" }, h("button", { "aria-label": "Earlier", onclick: () => line.pan(-line.span / 3) }, "‹"), h("button", { "aria-label": "Later", onclick: () => line.pan(line.span / 3) }, "›"),
       h("button", { "aria-label": "Zoom in", onclick: () => line.zoom(0.5) }, "+"), h("button", { "aria-label": "Zoom out", onclick: () => line.zoom(2) }, "−"));
     const spans = h("span", { class: "join" }, durations.map(([name, ms]) =>
@@ -341,7 +341,7 @@ class Page {
     const given = () => {
       const wanted = { action: "reset", to: to.value };
       if (to.value === "time") wanted.value = new Date(time.value).getTime();
-      else if (to.value === "offset" || to.value === "shift") wanted.value = Number(number.value);
+      else if (to.value === "offset" || to.value === "shift") wanted.value = number.valueAsNumber;
       if (topic.value) wanted.partitions = [{ topic: topic.value }];
       return wanted;
     };

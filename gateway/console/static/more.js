@@ -49,17 +49,19 @@ const PAGES = {
 };
 
 const PASSES = {
+  "check of the history": "notices a database that has lost commits, such as one after a failover",
   clock: "compares this machine's clock with Postgres'",
   "compacted tails": "removes compacted records from the memory of this node",
   compaction: "removes records that a newer one with the same key replaces",
   deletion: "removes the records of deleted topics",
   "event loop lag": "measures how late this process does its work",
+  forwarding: "ends connections to nodes that are gone",
   functions: "removes Postgres functions of earlier releases",
   jobs: "takes and keeps the work that one node does for all",
   journal: "makes and drops the days of the journal",
   "journal of SQL commits": "notes offsets that SQL transactions committed",
   leases: "takes and keeps the groups that this node coordinates",
-  "memory of the history": "notices a database that was restored",
+  "memory of the history": "notes this node's last commits, so that its next run notices a restored database",
   "offset expiry": "removes offsets of groups that are long empty",
   "producer expiry": "removes the state of producers that are long silent",
   reconciliation: "follows changes of topics, settings and permissions",

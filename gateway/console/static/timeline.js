@@ -66,6 +66,12 @@ export class Timeline {
     this.changed();
   }
 
+  pause() {
+    this.window;
+    this.live = false;
+    this.changed();
+  }
+
   show(from, to) {
     this.live = false;
     this.span = Math.min(Math.max(to - from, MIN_MS), MAX_MS);
