@@ -97,6 +97,11 @@ def mechanisms(given: argparse.Namespace) -> list[ScramMechanism]:
     return [MECHANISMS[name] for name in dict.fromkeys(chosen)]
 
 
+def nothing_to_delete(given: argparse.Namespace) -> str:
+    """Return the error of a user who exists, but not with any of the chosen mechanisms."""
+    return f"user {given.user} does not authenticate by {' or '.join(each.mechanism for each in mechanisms(given))}"
+
+
 def password(given: argparse.Namespace) -> str:
     """Read the password. It is never an argument, because everyone on the machine can read those."""
     if given.password_stdin:
@@ -140,10 +145,11 @@ def add_user(cluster: Cluster, given: argparse.Namespace) -> int:
 def delete_user(cluster: Cluster, given: argparse.Namespace) -> int:
     rows = _described(cluster)
     wanted = {each.mechanism: each for each in mechanisms(given)}
+    known = {str(row["user"]) for row in rows}
     present = [str(row["mechanism"]) for row in rows if row["user"] == given.user and row["mechanism"] in wanted]
     if not present:
-        hint = did_you_mean(given.user, sorted({str(row["user"]) for row in rows}), SUGGESTIONS)
-        raise CommandError(f"there is no user {given.user}{hint}")
+        hint = did_you_mean(given.user, sorted(known), SUGGESTIONS)
+        raise CommandError(nothing_to_delete(given) if given.user in known else f"there is no user {given.user}{hint}")
     deletions = tuple(ScramCredentialDeletion(name=given.user, mechanism=wanted[name]) for name in present)
     _alter(cluster, given.user, AlterUserScramCredentialsRequest(deletions=deletions))
     return 0

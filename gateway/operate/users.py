@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 
 from gateway.commands.errors import CommandError
 from gateway.commands.render import Row, show
-from gateway.commands.users import mechanisms, password
+from gateway.commands.users import mechanisms, nothing_to_delete, password
 from gateway.config.settings import Settings
 from gateway.operate.upkeep import Configure, existing_database, require_tables
 from gateway.security.scram import SALT_BYTES, ScramMechanism, credential, salted_password
@@ -78,10 +78,11 @@ async def add_user(given: argparse.Namespace, settings: Settings) -> int:
 async def delete_user(given: argparse.Namespace, settings: Settings) -> int:
     wanted = {int(mechanism) for mechanism in mechanisms(given)}
     async with _users(settings) as users:
-        there = [info for info in await users.described({given.user}) if info.mechanism in wanted]
+        known = await users.described({given.user})
+        there = [info for info in known if info.mechanism in wanted]
         await users.change((), [ScramKey(info.user, info.mechanism) for info in there])
     if not there:
-        raise UserError(f"there is no user {given.user}")
+        raise UserError(nothing_to_delete(given) if known else f"there is no user {given.user}")
     return 0
 
 

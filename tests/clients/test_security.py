@@ -182,6 +182,8 @@ def test_the_command_line_creates_lists_and_deletes_users(nodes: Nodes) -> None:
     listed = users(nodes[0], "list")
     assert "frank" in listed.stdout
     assert "SCRAM-SHA-256" in listed.stdout
+    other = users(nodes[0], "delete", "frank", "--mechanism", "SCRAM-SHA-512")
+    assert other.stderr == "sluice: user frank does not authenticate by SCRAM-SHA-512\n"
     assert users(nodes[0], "delete", "frank").returncode == 0
     assert users(nodes[0], "delete", "frank").stderr == "sluice: there is no user frank\n"
     assert "frank" not in users(nodes[0], "list").stdout

@@ -249,6 +249,8 @@ def test_users_are_managed_by_a_broker(
     refused = sasl("users", "list", "--command-config", str(file), code=1)
     assert "`sluice acls add --allow User:NAME --operation describe --cluster`" in refused
     assert f"there is no user {user}x; did you mean {user}?" in admin("users", "delete", f"{user}x", code=1)
+    other = ("--mechanism", "SCRAM-SHA-512")
+    assert f"user {user} does not authenticate by SCRAM-SHA-512" in admin("users", "delete", user, *other, code=1)
     admin("users", "delete", user)
     assert user not in admin("users", "list")
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
