@@ -182,7 +182,8 @@ def test_wait_for_the_database_is_not_logged_at_every_attempt(monkeypatch: pytes
     monkeypatch.setattr("gateway.building.database.DATABASE_RETRY_S", 0.01)
     monkeypatch.setattr("gateway.serve.logs.configure", lambda log_format, level, node: None)
     with structlog.testing.capture_logs() as lines:
-        assert main(["serve", "--database-url", "postgresql://me:secret@127.0.0.1:1/none"]) == 1
+        url = "postgresql://me:secret@127.0.0.1:1/none"
+        assert main(["serve", "--database-url", url, "--listen", "127.0.0.1:0", "--metrics-listen", "off"]) == 1
     (line,) = lines
     assert line["event"] == "waiting for the database"
     assert line["database"] == "postgresql://me:…@127.0.0.1:1/none"
