@@ -207,12 +207,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     if not words or words[0] not in by_name:
         return _without_command(words, list(by_name))
-    parser = Parser(prog=f"sluice {words[0]}")
-    by_name[words[0]].add_arguments(parser)
-    given = parser.parse_args(words[1:])
     from gateway.config.errors import ConfigurationError
 
     try:
+        parser = Parser(prog=f"sluice {words[0]}")
+        by_name[words[0]].add_arguments(parser)
+        given = parser.parse_args(words[1:])
         code = int(given.run(given))
         sys.stdout.flush()
     except ConfigurationError as error:

@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -175,6 +176,25 @@ def test_an_absent_database_is_one_line_and_exit_code_1(
     assert errors[0].startswith("sluice: cannot use postgresql://nobody:…@127.0.0.1:1/none: ")
     assert "unavailable" in errors[0]
     assert "secret" not in errors[0]
+
+
+INTERRUPTED_IMPORT = """
+import sys
+
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "gateway.serve":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+from gateway.cli import main
+main(["serve"])
+"""
+
+
+def test_an_interrupt_while_a_command_is_imported_prints_no_traceback() -> None:
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
 
 
 def test_wait_for_the_database_is_not_logged_at_every_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
