@@ -141,6 +141,6 @@ async def _restore(settings: Settings, source: Path) -> int:
     read_manifest(source)  # check this before a Postgres is created for the database
     async with database_of(settings) as url:
         await restore(url, settings.log_place, source, programs=settings.postgres_bin)
-    print(f"restored {source}: sluice serve goes on from there")
+    print(f"restored {source}: `sluice serve` with the same options goes on from there")
     print("Users, ACLs and settings are those of the backup; its delegation tokens have ended.")
     return 0
