@@ -105,7 +105,12 @@ async def build_groups(
 
     drains = Drains(groups, stores.offsets, catalog, stores.log.states, marks, alone_serves)
     undo.push("drains", STEP_TIMEOUT_S, drains.close)
-    leases.listen(acquired=groups.shard_acquired, lost=groups.shard_lost, in_unrest=groups.shards_in_unrest)
+    leases.listen(
+        acquired=groups.shard_acquired,
+        lost=groups.shard_lost,
+        in_use=groups.shards_in_use,
+        in_unrest=groups.shards_in_unrest,
+    )
     return GroupPart(groups, journal, marks, IdleOwners(groups, catalog, alone_serves), authorizer)
 
 

@@ -51,7 +51,8 @@ class Jobs:
 
     def __init__(self, store: NodeStore, membership: Membership, ttl_ms: int) -> None:
         self._leases = Leases(store, membership, ttl_ms, kind=LeaseKind.JOBS)
-        self._leases.listen(acquired=self._acquired, lost=self._lost, in_unrest=self._running_jobs)
+        running = self._running_jobs
+        self._leases.listen(acquired=self._acquired, lost=self._lost, in_use=running, in_unrest=running)
         self._ttl_s = ttl_ms / 1000
         self._paced: list[tuple[Job, Wake]] = []
         self._running: dict[tuple[Job, str], asyncio.Task[None]] = {}

@@ -6,9 +6,9 @@ is fenced by the lease's epoch in Postgres all the same.
 
 Groups are spread over shards as Kafka spreads them over `__consumer_offsets`, and shards over the live nodes as
 `placement` says. A node acquires free leases that it should have, and leases that no other node has acquired for a
-while. Leases that another node should have are handed over one after the other: this node releases the lease, so that
-clients are sent to the successor, and reserves it for the successor, which reads the groups before it answers. A shard
-with a rebalance in progress is handed over last.
+while. Leases that another node should have are handed over: this node releases the lease, so that clients are sent to
+the successor, and reserves it for the successor, which reads the groups before it answers. Shards that are not in use
+are handed over together, the others one after the other, and a shard with a rebalance in progress last.
 
 Shards of other kinds are held and handed over the same way; `jobs.py` describes those of jobs.
 """
@@ -38,7 +38,7 @@ GRACE_MS = 2_000
 """Time for which a free lease is reserved for its preferred node. Afterwards any other node may acquire it."""
 
 HAND_OVER_INTERVAL_S = 0.1
-"""Interval between two hand-overs of a shard. Because of it, only few clients look for their coordinator at the same
+"""Interval between two hand-overs of a shard in use. Because of it, few clients look for their coordinator at the same
 time.
 """
 
@@ -140,6 +140,7 @@ class Leases:
         """Shards that this node has handed over to another node."""
         self._acquired: list[Callable[[CoordinatorLease], None]] = []
         self._lost: list[Callable[[int], None]] = []
+        self._in_use: list[Callable[[], set[int]]] = []
         self._in_unrest: list[Callable[[], set[int]]] = []
 
     def listen(
@@ -147,15 +148,18 @@ class Leases:
         *,
         acquired: Callable[[CoordinatorLease], None] | None = None,
         lost: Callable[[int], None] | None = None,
+        in_use: Callable[[], set[int]] | None = None,
         in_unrest: Callable[[], set[int]] | None = None,
     ) -> None:
-        """Call `acquired` with each new lease and `lost` with each lost shard from now on. `in_unrest` returns the
-        shards to hand over last. The listeners need this object themselves, so they are made after it and register
-        here."""
+        """Call `acquired` with each new lease and `lost` with each lost shard from now on. `in_use` returns the shards
+        to hand over one by one, and `in_unrest` those of them to hand over last. The listeners need this object
+        themselves, so they are made after it and register here."""
         if acquired is not None:
             self._acquired.append(acquired)
         if lost is not None:
             self._lost.append(lost)
+        if in_use is not None:
+            self._in_use.append(in_use)
         if in_unrest is not None:
             self._in_unrest.append(in_unrest)
 
@@ -289,8 +293,9 @@ class Leases:
                 acquired(lease)
 
     async def balance(self) -> bool:
-        """Hand one shard over to the node that should have it. Return whether there are more such shards. Raise
-        StorageError: this node has then given the lease up, and the successor can acquire it once it has expired."""
+        """Hand shards over to the nodes that should have them: all that are not in use, or else one. Return whether
+        there are more such shards. Raise StorageError: this node has then given the leases up, and the successors can
+        acquire them once they have expired."""
         async with self._pass:
             node_id, wanted = self._membership.node_id, self.wanted()
             surplus = [shard for shard in self._held if wanted.get(shard, node_id) != node_id]
@@ -299,25 +304,30 @@ class Leases:
                 return False
             now = self._monotonic()
             self._surplus_since = now if self._surplus_since is None else self._surplus_since
-            in_unrest = set[int]().union(*(each() for each in self._in_unrest))
-            ready = [shard for shard in surplus if shard not in in_unrest]
-            if not ready and now - self._surplus_since < UNREST_PATIENCE_S:
-                return True
-            shard = (ready or surplus)[0]
+            moving = _others(surplus, self._in_use)
+            if not moving:
+                ready = _others(surplus, self._in_unrest)
+                if not ready and now - self._surplus_since < UNREST_PATIENCE_S:
+                    return True
+                moving = (ready or surplus)[:1]
             self._surplus_since = now
-            # The lease may come from the node that should have it and that has left since this node last read the live
+            # A lease may come from the node that should have it and that has left since this node last read the live
             # nodes. That node would never acquire it again, so the shard would have no owner for GRACE_MS.
             await self._membership.renew()
-            successor = self.wanted().get(shard, node_id)
-            if successor == node_id or shard not in self._held or self._released:
+            wanted = self.wanted()
+            successors = {
+                shard: NodeId(wanted[shard])
+                for shard in moving
+                if shard in self._held and wanted.get(shard, node_id) != node_id
+            }
+            if not successors or self._released:
                 return True
-            self._lose([shard])
-            await self._store.release_leases(node_id, {shard: NodeId(successor)}, self._kind)
-            self.handed_over += 1
-            logger.info(
-                "shard handed over", kind=self._kind.value, shard=shard, successor=successor, left=len(surplus) - 1
-            )
-            return len(surplus) > 1
+            self._lose(successors)
+            await self._store.release_leases(node_id, successors, self._kind)
+            self.handed_over += len(successors)
+            for shard, successor in successors.items():
+                logger.info("shard handed over", kind=self._kind.value, shard=shard, successor=successor)
+            return len(surplus) > len(successors)
 
     async def release(self) -> None:
         """Release every lease at once and acquire none any more, so that other nodes need not wait for the leases to
@@ -358,3 +368,9 @@ class Leases:
             del self._held[shard]
             for lost in self._lost:
                 lost(shard)
+
+
+def _others(shards: Iterable[int], sets: Iterable[Callable[[], set[int]]]) -> list[int]:
+    """Return the shards that none of the functions returns."""
+    excluded = set[int]().union(*(each() for each in sets))
+    return [shard for shard in shards if shard not in excluded]

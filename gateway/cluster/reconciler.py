@@ -148,7 +148,7 @@ class Reconciler:
         self.nodes_wake("hand over")
 
     async def _hand_over(self) -> bool:
-        """Hand over at most one shard in HAND_OVER_INTERVAL_S, however often the loop wakes. Return whether more
+        """Balance the leases at most once in HAND_OVER_INTERVAL_S, however often the loop wakes. Return whether more
         remain."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._handed_over_s + HAND_OVER_INTERVAL_S:

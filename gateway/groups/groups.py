@@ -123,6 +123,10 @@ class Groups(Runtime[AnyGroup, Settings, GroupRecord]):
         machines = self._machines
         return [machines.of(group).summary(group) for group in groups if not machines.of(group).is_idle(group)]
 
+    def shards_in_use(self) -> set[int]:
+        """Return the shards with a group in memory or being read. Few clients look for the coordinators of others."""
+        return {slot.lease.shard for slot in self._slots.values()} | self.shards_loading
+
     def shards_in_unrest(self) -> set[int]:
         """Return the shards with a group that is being rebalanced, stored or read. They are handed over last."""
         return self.shards_where(lambda group: self._machines.of(group).summary(group).state in UNREST)

@@ -49,7 +49,8 @@ class Node:
         self.leases = Leases(self.store, self.membership, ttl_ms, monotonic=lambda: self.now)
         self.acquired: list[CoordinatorLease] = []
         self.lost: list[int] = []
-        self.leases.listen(acquired=self.acquired.append, lost=self.lost.append)
+        self.in_use = set(range(SHARDS))
+        self.leases.listen(acquired=self.acquired.append, lost=self.lost.append, in_use=lambda: self.in_use)
 
     async def start(self) -> Node:
         await self.membership.join()
@@ -252,6 +253,20 @@ async def test_shards_are_handed_over_one_by_one_until_every_node_has_its_share(
     assert sorted(held) == [16, 17, 17]
     assert len({lease.shard for node in (first, second, third) for lease in node.leases.current()}) == SHARDS
     assert not await first.leases.balance()
+
+
+async def test_shards_that_are_not_in_use_are_handed_over_together(database: Database) -> None:
+    first, second = await Node(database, 9092).start(), await Node(database, 9093).start()
+    await first.membership.renew()
+    first.in_use = set(range(0, SHARDS, 2))
+    wanted = {shard for shard, node_id in first.leases.wanted().items() if node_id == second.membership.node_id}
+    assert await first.leases.balance()
+    assert set(first.lost) == wanted - first.in_use
+    assert first.leases.handed_over == len(first.lost) > 1
+    await second.leases.renew()
+    assert {lease.shard for lease in second.acquired} == set(first.lost)
+    assert await first.leases.balance()
+    assert len(wanted & first.in_use & set(first.lost)) == 1, "of the others one at a time"
 
 
 async def test_clients_are_sent_to_the_next_owner_during_a_handover(database: Database) -> None:
