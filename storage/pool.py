@@ -289,7 +289,11 @@ class Pool:
                     connection = await self._take()
                 try:
                     result = await work(connection)
-                except BaseException:
+                except BaseException as error:
+                    if isinstance(error, TimeoutError):
+                        # Postgres has not cancelled the statement, so a release would wait in vain for an answer.
+                        with suppress(*_CONNECTION_ERRORS):
+                            connection.terminate()
                     await self._let_go(connection)
                     raise
                 if self._waiting or expired != self._expired:

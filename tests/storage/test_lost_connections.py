@@ -132,3 +132,17 @@ async def test_server_process_that_does_not_end_keeps_later_statements_back(
         os.kill(process_id, signal.SIGCONT)
     await _until_ended(sql, process_id)
     assert await distant.hot.fetch_value("select 1") == 1
+
+
+async def test_statement_without_an_answer_does_not_wait_for_its_cancellation(database_url: str) -> None:
+    """SIGSTOP stands for a server that does not respond."""
+    database = await Database.open(database_url, hot_connections=1, cold_connections=1, statement_timeout_ms=1_000)
+    process_id = await _server_process(database)
+    os.kill(process_id, signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(5):
+            with pytest.raises(StorageUnavailable, match="no answer in time"):
+                await database.hot.fetch("select 1")
+    finally:
+        os.kill(process_id, signal.SIGCONT)
+        await database.close()
