@@ -20,6 +20,12 @@ from tests.rotation import PARTS, part_of, rotated
 from tests.templates import make_templates
 
 NO_SETTINGS: Mapping[str, str] = {}
+SETTINGS = {
+    "group.initial.rebalance.delay.ms": "0",
+    "group.consumer.min.heartbeat.interval.ms": "500",
+    "group.consumer.heartbeat.interval.ms": "500",
+}
+"""Settings of each gateway, unless a test gives others. With Kafka's defaults members of groups wait for seconds."""
 MARKS = {"alone": ("mark.alone",), "long": ("mark.long", "first_always")}
 """Names that give a test a mark. Collecting all modules takes eight seconds of each worker's CPU. So a run of one mark
 collects only the modules that contain its names.
@@ -146,7 +152,7 @@ def restorable() -> Iterator[RestorablePostgres]:
 
 @pytest.fixture(scope="module")
 def gateway(postgres: Databases) -> Iterator[GatewayProcess]:
-    """A gateway that the tests of a module share. It has a database of its own and no initial rebalance delay."""
+    """A gateway that the tests of a module share. It has a database of its own."""
     with gateways(postgres) as factory:
         yield factory()
 
@@ -178,7 +184,7 @@ def gateways(server: Databases) -> Iterator[GatewayFactory]:
             process = GatewayProcess(
                 directory,
                 database_url=database_url,
-                settings={"group.initial.rebalance.delay.ms": "0", **settings},
+                settings={**SETTINGS, **settings},
                 environment=environment,
                 root=root,
                 forks=forks(),

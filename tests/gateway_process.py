@@ -220,7 +220,7 @@ class GatewayFactory(Protocol):
 
         If `coordinated` is false, no client looks up a group's coordinator before the test.
 
-        `settings` are Kafka's settings, as for `--set`. The initial rebalance delay is 0 unless it is given.
+        `settings` are Kafka's settings, as for `--set`. They replace SETTINGS of `tests/conftest.py`.
 
         With `embedded` the gateway runs its own Postgres. Otherwise it uses `database_url`, or a fresh database of the
         suite's server.

@@ -31,7 +31,7 @@ from tests.clients.topics import create_topic
 from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess
 
 PARTITIONS = 4
-SESSION_S = 6
+SESSION_S = 3
 REFRESH = {"topic.metadata.refresh.interval.ms": 500}
 KINDS = ["range", "cooperative-sticky"]
 REFUSALS = ("Unknown member", "generation id is not valid")
@@ -272,7 +272,7 @@ def test_a_member_whose_session_expires_loses_its_partitions_and_no_other_member
     gateway_factory: GatewayFactory, assignor: str
 ) -> None:
     """The process is stopped while its connections stay open. It continues when another member owns its partitions."""
-    members = Members(gateway_factory(), assignor)
+    members = Members(gateway_factory({"group.min.session.timeout.ms": "1000"}), assignor)
     settings = (f"session.timeout.ms={SESSION_S * 1000}", f"partition.assignment.strategy={assignor}")
     arguments = (members.gateway.bootstrap, members.topic, members.group, *settings)
     process = subprocess.Popen(

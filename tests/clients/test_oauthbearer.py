@@ -75,6 +75,10 @@ def test_confluent_kafka_with_a_token_for_another_audience_is_refused(node: Secu
         assert time.monotonic() < deadline_s, errors
 
 
+def refused_logins(node: Secured) -> float:
+    return sum(counted(node.gateway, "failed_authentication_total").values())
+
+
 def python(node: Secured, provider: Any) -> dict[str, Any]:
     return {
         "bootstrap_servers": node.sasl,
@@ -95,8 +99,10 @@ def test_kafka_python_authenticates_by_token_and_an_expired_one_is_refused(node:
     producer = KafkaProducer(**python(node, Provider()))
     assert producer.send(fresh("oauth"), b"from kafka-python").get(30).offset == 0
     producer.close()
+    before = refused_logins(node)
     with pytest.raises(PythonKafkaError):
-        KafkaProducer(**python(node, Provider(exp=1, iat=0)), bootstrap_timeout_ms=3_000).partitions_for("t")
+        KafkaProducer(**python(node, Provider(exp=1, iat=0)), bootstrap_timeout_ms=1_000).partitions_for("t")
+    wait_for(lambda: refused_logins(node) > before, "a refused login is counted")
 
 
 async def test_aiokafka_authenticates_by_token(node: Secured, issuer: Issuer) -> None:

@@ -84,6 +84,10 @@ def authenticate_with_a_wrong_password(node: Secured, mechanism: str, user: str,
         assert time.monotonic() < deadline_s, errors
 
 
+def refused_logins(node: Secured) -> float:
+    return sum(counted(node.gateway, "failed_authentication_total").values())
+
+
 def python(node: Secured, mechanism: str, user: str, password: str) -> dict[str, Any]:
     return {
         "bootstrap_servers": node.sasl,
@@ -123,8 +127,10 @@ def test_kafka_python_authenticates_by_each_mechanism(nodes: Nodes, mechanism: s
     producer = KafkaProducer(**python(nodes[0], mechanism, user, password))
     assert producer.send(fresh("secured"), b"from kafka-python").get(30).offset == 0
     producer.close()
+    before = refused_logins(nodes[1])
     with pytest.raises(PythonKafkaError):
-        KafkaProducer(**python(nodes[1], mechanism, user, "wrong"), bootstrap_timeout_ms=3_000).partitions_for("t")
+        KafkaProducer(**python(nodes[1], mechanism, user, "wrong"), bootstrap_timeout_ms=1_000).partitions_for("t")
+    wait_for(lambda: refused_logins(nodes[1]) > before, "a refused login is counted")
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

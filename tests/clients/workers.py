@@ -39,7 +39,10 @@ class Worker:
     """A consumer with a pool of workers. `finish` commits every record that it received, even if another member owns
     the partition by then."""
 
-    def __init__(self, kind: str, name: str, board: Scoreboard, bootstrap: str, topic: str, group: str) -> None:
+    def __init__(
+        self, kind: str, name: str, board: Scoreboard, bootstrap: str, topic: str, group: str, **more: str
+    ) -> None:
+        """`more` are settings of the client, with underscores in place of dots."""
         client, assignor = KINDS[kind]
         base: type[ConfluentConsumer] = client
         done: dict[int, int] = {}
@@ -52,13 +55,23 @@ class Worker:
                 for each in board.deliveries[before:]:
                     if each.member == name:
                         done[each.partition] = each.offset + 1
-                if commit.is_set():
+                if commit.is_set() and self.has_committed():
                     commit.clear()
-                    offsets = [confluent_kafka.TopicPartition(topic, *each) for each in done.items()]
-                    self.consumer.commit(offsets=offsets, asynchronous=False)
                     committed.set()
 
+            def has_committed(self) -> bool:
+                """Commit. Return False if the answer to a heartbeat is about to change the member's epoch."""
+                offsets = [confluent_kafka.TopicPartition(topic, *each) for each in done.items()]
+                try:
+                    self.consumer.commit(offsets=offsets, asynchronous=False)
+                except confluent_kafka.KafkaException as refused:
+                    if refused.args[0].code() == confluent_kafka.KafkaError.STALE_MEMBER_EPOCH:
+                        return False
+                    raise
+                return True
+
         settings = {"enable.auto.commit": "false", "topic.metadata.refresh.interval.ms": "1000"}
+        settings |= {setting.replace("_", "."): value for setting, value in more.items()}
         self.thread = Pooled(name, board, bootstrap, topic, group, assignor, settings)
         self._commit, self._committed = commit, committed
 
@@ -102,16 +115,16 @@ class Stage:
         self.workers: dict[str, Worker] = {}
         set_of_group(gateway.bootstrap, self.group, group_handoff_mode="drain", **configs)
 
-    def start(self, name: str) -> Worker:
-        worker = Worker(self.kind, name, self.board, self.gateway.bootstrap, self.topic, self.group)
+    def start(self, name: str, **more: str) -> Worker:
+        worker = Worker(self.kind, name, self.board, self.gateway.bootstrap, self.topic, self.group, **more)
         self.workers[name] = worker
         worker.thread.start()
         return worker
 
-    def read_everything(self, name: str = "first") -> Worker:
+    def read_everything(self, name: str = "first", **more: str) -> Worker:
         """Produce records and let one member receive them all without a commit."""
         produce(self.gateway.bootstrap, self.topic)
-        worker = self.start(name)
+        worker = self.start(name, **more)
         self.board.wait_for(lambda: len(self.board.deliveries) == RECORDS, "all records")
         return worker
 

@@ -29,7 +29,7 @@ def join(gateway: GatewayProcess) -> Iterator[Callable[..., Consumer]]:
         settings: dict[str, Any] = {
             "bootstrap.servers": gateway.bootstrap,
             "group.id": group,
-            "group.protocol": protocol,
+            **({"group.protocol": protocol} if protocol == "consumer" else {"heartbeat.interval.ms": 500}),
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
         }

@@ -48,8 +48,8 @@ def program(heading: str) -> str:
 
 @pytest.fixture
 def node(gateway_factory: GatewayFactory) -> GatewayProcess:
-    """A node that has the topics of the programs."""
-    made = gateway_factory()
+    """A node that has the topics of the programs. It soon removes a killed member."""
+    made = gateway_factory({"group.connection.grace.ms": "500"})
     for topic in ("orders", "totals"):
         create_topic(made, topic, 3)
     return made
