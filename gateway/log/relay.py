@@ -177,6 +177,7 @@ class Relay:
                     self._postpone(session, transaction, error)
             return len(transactions)
         except BaseException:
+            self._tail.doubt(asyncio.get_running_loop().time())
             self._listener.in_doubt()
             raise
         now_s = asyncio.get_running_loop().time()

@@ -17,13 +17,18 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from gateway.log.append_listener import NO_LISTENER
+from gateway.log.relay import Relay
+from gateway.sql_door import door_settings
 from storage.embedded import EmbeddedPostgres
 from storage.errors import StorageError
 from storage.migrate import migrate
 from storage.pool import Database
+from storage.sql_door import install
 from storage.staged import StagedRecord, StagedRecords
 from storage.types import NewBatch
 from tests.cluster.conftest import Cluster, cluster
+from tests.gateway.data_plane import data_plane
 from tests.gateway_process import GatewayFactory
 from tests.objects.records import moved
 from tests.postgres import LoopThread, short_directory
@@ -212,6 +217,48 @@ async def test_records_that_are_gone_when_they_are_appended_are_refused(cluster:
         relay.close()
         await database.close()
         await sql.close()
+
+
+async def test_an_append_of_unknown_outcome_leaves_the_known_ends_in_doubt(database_url: str) -> None:
+    """The records may have become durable, and no node has announced them. So this node must look for itself."""
+    async with data_plane(database_url) as plane:
+        await install(plane.database, "kafka", door_settings(plane.catalog.broker))
+        topic = await plane.create_topic("t")
+        await plane.fill(topic, [100])
+        loop = asyncio.get_running_loop()
+        plane.tail.trust_since(loop.time())
+        assert not plane.tail.doubtful(loop.time())
+
+        async def create(name: str) -> str:
+            return f"{name} exists"
+
+        relay = Relay(
+            plane.database, plane.catalog, plane.tail, create, listener=NO_LISTENER, now_ms=lambda: 1_700_000_000_000
+        )
+        sql, holder = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
+        hold = holder.transaction()
+        await hold.start()
+        await holder.execute("select from sluice.partition for update")
+        await sql.execute("select kafka.produce('t', 'value', partition => 0)")
+        relaying = asyncio.create_task(relay.run())
+        try:
+
+            async def waiting() -> int | None:
+                return await sql.fetchval(
+                    "select pid from pg_stat_activity where application_name = 'sluice relay'"
+                    " and datname = current_database() and wait_event_type = 'Lock'"
+                )
+
+            pid = await until(waiting, "the relay waits for the partition")
+            assert await sql.fetchval("select pg_terminate_backend($1)", pid)
+            with pytest.raises(StorageError):
+                await relaying
+        finally:
+            relaying.cancel()
+            await hold.rollback()
+            await holder.close()
+            await sql.close()
+        assert plane.tail.doubtful(loop.time())
 
 
 async def test_a_role_that_holds_the_lock_of_the_relay_is_named() -> None:
