@@ -53,9 +53,7 @@ FOREIGN_INTERVAL_S = 10.0
 OWN_INTERVAL_S = 0.25
 """Interval at which other nodes try to become the relay."""
 REFUSED_AT_ONCE = 10
-"""Maximal number of transactions in one pass whose topics cannot be created. All other transactions wait for these
-attempts.
-"""
+"""Maximal number of topics in one pass that cannot be created. All other transactions wait for these attempts."""
 
 BATCH_BYTES = 1024 * 1024
 BATCH_RECORDS = 10_000
@@ -193,15 +191,19 @@ class Relay:
         """Create missing topics, and return the first transactions, without those whose topics cannot be created."""
         ready: list[StagedTransaction] = []
         names = await session.new_topics(transactions)
-        refused = 0
+        refused: set[str] = set()
         for transaction in transactions:
+            wanted = names.get(transaction.xid, ())
+            if lacking := refused.intersection(wanted):
+                session.postpone(transaction, lacking.pop())
+                continue
             try:
-                for name in names.get(transaction.xid, ()):
+                for name in wanted:
                     await self._existing(name, transaction.xid)
             except _CannotCreateError as error:
                 self._postpone(session, transaction, error)
-                refused += 1
-                if refused == REFUSED_AT_ONCE:
+                refused.add(error.topic)
+                if len(refused) == REFUSED_AT_ONCE:
                     break  # the other transactions keep their order, and the next pass relays them
             else:
                 ready.append(transaction)

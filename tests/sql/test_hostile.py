@@ -104,6 +104,25 @@ async def test_a_large_transaction_without_its_topic_is_written_once(gateway_fac
     await sql.close()
 
 
+async def test_transactions_that_lack_one_topic_cost_one_attempt(gateway_factory: GatewayFactory) -> None:
+    """An application has committed them while no node served, and all later records wait for the attempts."""
+    gateway = gateway_factory()
+    for name in ("lacking_topic", "t"):
+        create_topic(gateway, name, 1)
+    gateway.stop()
+    assert gateway.database_url is not None
+    sql = await asyncpg.connect(gateway.database_url)
+    await sql.execute(
+        """insert into sluice.staged_record (xid, topic, value, timestamp_ms, arms)
+        select -n, 'lacking.topic', 'v', 0, false from generate_series(1, 8000) n;
+        insert into sluice.staged_commit (xid) select -n from generate_series(1, 8000) n;
+        select kafka.produce('t', 'after')"""
+    )
+    gateway.restart()
+    assert await sql.fetchval("select kafka.wait_for('t', 0, 0, '20 seconds')")
+    await sql.close()
+
+
 @pytest.mark.parametrize("name", ["__cluster_metadata", "__share_group_state"])
 async def test_sql_creates_no_internal_topic(sql: Connection, name: str) -> None:
     with pytest.raises(asyncpg.PostgresError) as refused:
