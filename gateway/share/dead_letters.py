@@ -175,6 +175,9 @@ class DeadLetters:
         """Return the keys and values of the part's records that still exist, and the last offset that was read."""
         request = ReadRequest(partition.partition_key, part.first_offset, MAX_READ_BYTES)
         (found,) = await self._log.read([request], max_bytes=MAX_READ_BYTES)
+        if isinstance(found, ReadResult) and part.first_offset < found.state.log_start_offset:
+            # The read returned nothing, although records behind the log start may exist.
+            return {}, min(found.state.log_start_offset - 1, part.last_offset)
         if not isinstance(found, ReadResult) or not found.batches:
             return {}, part.last_offset
         try:
