@@ -10,10 +10,12 @@ import asyncio
 import hashlib
 import json
 import math
+import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import islice
 from urllib.parse import urlsplit
 
 import structlog
@@ -66,8 +68,12 @@ MAX_CONNECTIONS_FROM = 256
 """Maximal number of connections of one address, so that one address cannot use all of them."""
 MAX_BODY_BYTES = 2 * 1024 * 1024
 MAX_SHORT_BODY_BYTES = 64 * 1024
-"""Bytes of a body with no record in it: the JSON is parsed on the event loop of the node, and two megabytes of it may
-take a second."""
+"""Bytes of a body that are not in one of its first MAX_STRINGS texts: the JSON is parsed on the event loop of the node,
+and two megabytes of short lists take a second."""
+MAX_STRINGS = 4_096
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""A text of JSON. One without an end counts to the end of the body, as a second search for its end would make the time
+grow with the square of the length."""
 BODY_S = 20.0
 """How long a browser may take to send a body."""
 MAX_LINE_BYTES = 128 * 1024
@@ -537,6 +543,10 @@ async def _body(request: web.Request, most_bytes: int = MAX_SHORT_BODY_BYTES) ->
                 body += piece
                 if len(body) > most_bytes:
                     raise BadRequestError(f"the request is longer than {most_bytes} bytes")
+        if len(body) > MAX_SHORT_BODY_BYTES:
+            in_texts = sum(len(text[0]) for text in islice(_STRING.finditer(body), MAX_STRINGS))
+            if len(body) - in_texts > MAX_SHORT_BODY_BYTES:
+                raise BadRequestError("the request has too many parts")
         data: Json = json.loads(body.decode())
         # JSON permits a lone surrogate, but Kafka and Postgres cannot store it.
         json.dumps(data, ensure_ascii=False).encode()

@@ -251,6 +251,16 @@ def test_long_body_of_an_action_is_not_parsed(console: Consoled, route: str):
     assert (answer.status, answer.json["error"]) == (400, "the request is longer than 65536 bytes")
 
 
+@pytest.mark.parametrize("part", [[], ""], ids=["lists", "texts"])
+def test_long_body_that_is_no_record_is_not_parsed(console: Consoled, part: Any):
+    topic = f"parts-{type(part).__name__}"
+    console.topic(topic, 1)
+    record = {"topic": topic, "partition": 0, "key": None, "value": '\\"[]' * 20_000}
+    answer = console.person.post("produce", {**record, "more": [part] * 20_000})
+    assert (answer.status, answer.json["error"]) == (400, "the request has too many parts")
+    assert console.person.post("produce", record).status == 200
+
+
 def test_body_in_another_charset_than_utf_8_is_refused(console: Consoled):
     """Python decodes Punycode in quadratic time: two megabytes would stop the node for many minutes."""
     connection = http.client.HTTPConnection("127.0.0.1", console.port, timeout=30)
