@@ -13,6 +13,8 @@ import asyncio
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any, cast
@@ -89,7 +91,11 @@ _LEFT_OUT = frozenset({"timeout_ms", "throttle_time_ms"})
 
 
 def audit_into(append: Callable[[str], None], node: str) -> Mapping[ApiKey, Audit]:
-    """Return the stage of each audited API. `append` writes a line and may block; `node` is this node's address."""
+    """Return the stage of each audited API. `append` writes a line and may block; `node` is this node's address.
+
+    The lines have a thread of their own: if the disk hangs, they must not take all threads of the node.
+    """
+    writer = ThreadPoolExecutor(1, thread_name_prefix="audit")
 
     async def audit(request: object, response: object, code: int, context: RequestContext[object]) -> None:
         if isinstance(request, OffsetCommitRequest) and not _is_by_administrator(request):
@@ -97,7 +103,9 @@ def audit_into(append: Callable[[str], None], node: str) -> Mapping[ApiKey, Audi
         if isinstance(request, LeaveGroupRequest) and not _removes_others(request):
             return
         # A request may have megabytes, so the thread also formats its log line.
-        await asyncio.to_thread(lambda: append(line_of(request, response, code, context, node)))
+        await asyncio.get_running_loop().run_in_executor(
+            writer, copy_context().run, lambda: append(line_of(request, response, code, context, node))
+        )
 
     return dict.fromkeys(AUDITED, audit)
 

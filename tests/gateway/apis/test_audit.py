@@ -19,7 +19,8 @@ from structlog.testing import capture_logs
 
 from gateway.apis import SERVED
 from gateway.apis.admin.broker_loggers import Operation
-from gateway.apis.audit import AUDITED
+from gateway.apis.audit import AUDITED, audit_into
+from gateway.net.context import ConnectionInfo, RequestContext
 from gateway.net.requests import Order
 from gateway.operate.audit_log import STDOUT, AuditLog
 from gateway.operate.metrics import Metrics
@@ -103,6 +104,28 @@ async def topic(audited: Audited) -> AsyncIterator[str]:
     )
     yield name
     await audited.send(DeleteTopicsRequest(topics=(DeleteTopicState(name=name),)), 6)
+
+
+async def test_audit_log_that_accepts_no_line_leaves_the_other_threads_free(tmp_path: Path) -> None:
+    """Otherwise a hung disk of the audit log would stop the whole node."""
+    path = tmp_path / "audit.log"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    audit = audit_into(AuditLog(path, Metrics()).append, "node")[ApiKey.DELETE_TOPICS]
+    request = DeleteTopicsRequest(topics=tuple(DeleteTopicState(name="n" * 32_000) for _ in range(4)))
+    connection = ConnectionInfo("c", "/127.0.0.1", "PLAINTEXT")
+    context = RequestContext[object](ApiKey.DELETE_TOPICS, 6, 1, "admin", connection, None)
+    waiting = [asyncio.ensure_future(audit(request, None, 0, context)) for _ in range(64)]
+    loop = asyncio.get_running_loop()
+    try:
+        done, _ = await asyncio.wait(waiting, timeout=0.2)
+        assert not done
+        await asyncio.wait_for(asyncio.to_thread(int), 10)
+    finally:
+        loop.add_reader(reader, os.read, reader, 2**20)
+        await asyncio.gather(*waiting)
+        loop.remove_reader(reader)
+        os.close(reader)
 
 
 def test_audited_request_ends_without_its_client() -> None:
