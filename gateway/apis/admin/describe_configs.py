@@ -14,7 +14,7 @@ from typing import Protocol
 
 import structlog
 
-from gateway.apis.admin.broker_loggers import describe_loggers, read_broker_id
+from gateway.apis.admin.broker_loggers import KnownLoggers, describe_loggers, read_broker_id
 from gateway.apis.admin.config_resources import ResourceType, check_group_name, find_topic, require_on_resource
 from gateway.apis.admin.features import ChecksFeatures
 from gateway.apis.services import FindsTopics, HasMembership, HasSettings
@@ -73,12 +73,12 @@ async def describe_configs(
     """
     services = context.services
     await services.catalog.refresh_if_changed()
-    broker, inherited = services.catalog.broker, Inherited()
+    broker, inherited, known = services.catalog.broker, Inherited(), KnownLoggers()
     results: list[DescribeConfigsResult] = []
     async for resource in in_pieces(await first_of_each(request.resources)):
         try:
             require_on_resource(context, AclOperation.DESCRIBE_CONFIGS, resource.resource_type, resource.resource_name)
-            configs = _describe(resource, request, context, broker, inherited)
+            configs = _describe(resource, request, context, broker, inherited, known)
             code, message = ErrorCode.NONE, None
         except KafkaError as error:
             configs = ()
@@ -101,6 +101,7 @@ def _describe(
     context: RequestContext[DescribeConfigsServices],
     broker: BrokerConfig,
     inherited: Inherited,
+    known: KnownLoggers,
 ) -> Iterable[DescribeConfigsResourceResult]:
     services = context.services
     match resource.resource_type:
@@ -114,7 +115,7 @@ def _describe(
         case ResourceType.BROKER:
             entries = _describe_broker(resource, request, context)
         case ResourceType.BROKER_LOGGER:
-            entries = describe_loggers(resource, services.membership.node_id)
+            entries = describe_loggers(resource, services.membership.node_id, known)
         case ResourceType.GROUP:
             check_group_name(resource.resource_name)
             configs = services.catalog.group_configs.get(resource.resource_name, {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +14,9 @@ from gateway.apis.admin.broker_loggers import Operation
 from gateway.apis.admin.config_resources import ResourceType
 from gateway.config.definition import ConfigSource
 from gateway.operate import logs
+from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
+from protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from tests.gateway.admin import admin_node
 from tests.gateway.apis.admin.configs import alter, describe, replace
 
@@ -62,6 +65,19 @@ async def test_loggers_are_described_with_the_level_in_effect(database_url: str,
         assert entry.config_source == ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG == 6
         assert (entry.read_only, entry.is_sensitive, entry.synonyms) == (False, False, ())
         assert await levels(node, OURS, "no.such") == {OURS: "INFO"}
+
+
+async def test_request_that_repeats_the_node_looks_for_its_loggers_once(database_url: str) -> None:
+    """A request of two megabytes can repeat the node fifty thousand times."""
+    resources = tuple(
+        DescribeConfigsResource(resource_type=LOGGERS, resource_name="1", configuration_keys=("root", str(number)))
+        for number in range(1_000)
+    )
+    async with admin_node(database_url) as node:
+        began_s = time.thread_time()
+        answer = await node.ask(ApiKey.DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=resources), 4)
+        assert time.thread_time() - began_s < 1
+        assert [[entry.name for entry in result.configs] for result in answer.results] == [["root"]] * 1_000
 
 
 async def test_a_level_that_is_set_decides_what_is_logged(database_url: str, lines: Capture) -> None:
