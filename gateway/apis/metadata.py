@@ -30,7 +30,6 @@ from gateway.cluster.placement import NO_LEADER, Leaders
 from gateway.config.topic import requested_replication_factor
 from gateway.log.topic_names import why_illegal
 from gateway.net.context import SHARED_NODE, RequestContext, Role
-from gateway.net.errors import storage_code
 from gateway.net.pieces import PIECE, first_of_each, in_pieces, mapped
 from gateway.net.refusals import DerivedRefusal
 from gateway.security.authorized_operations import CLUSTER, Resource, authorized_operations
@@ -290,7 +289,7 @@ async def _find_by_id(ids: Sequence[UUID], context: RequestContext[FindsTopics])
     try:
         await catalog.resolve_all_ids(ids)
     except StorageError as error:
-        code = storage_code(context.api_key, error)
+        code = context.storage_failed(context.api_key, error)
 
     def found(topic_id: UUID) -> Topic | MetadataResponseTopic:
         topic = catalog.get_by_id(topic_id)
@@ -330,7 +329,7 @@ async def _find_by_name(
             forbidden.update(dict.fromkeys(set(missing).difference(creatable), ErrorCode.TOPIC_AUTHORIZATION_FAILED))
             codes.update(await _create_missing(creatable, context))
     except StorageError as error:
-        codes.update(dict.fromkeys(missing, storage_code(context.api_key, error)))
+        codes.update(dict.fromkeys(missing, context.storage_failed(context.api_key, error)))
     codes.update(forbidden)
     return await mapped(lambda name: (None if name in codes else catalog.get(name)) or _failed(name, codes), names)
 

@@ -11,7 +11,6 @@ from uuid import UUID
 
 from gateway.apis.services import FindsTopics, HasCatalog, HasHistory, HasLog
 from gateway.net.context import RequestContext
-from gateway.net.errors import storage_code
 from gateway.net.pieces import first_of_each, in_pieces
 from gateway.security.authorizer import may_topic
 from gateway.security.kinds import AclOperation
@@ -67,7 +66,7 @@ async def read_epochs(
     try:
         return await context.services.history.epochs(keys)
     except StorageError as error:
-        return storage_code(context.api_key, error)
+        return context.storage_failed(context.api_key, error)
 
 
 def epochs_of(
@@ -100,7 +99,7 @@ async def resolve_topics(
         await catalog.resolve_all_ids(ids)
         await catalog.resolve_all(names)
     except StorageError as error:
-        return storage_code(context.api_key, error)
+        return context.storage_failed(context.api_key, error)
     return unknown_topic(by_id=by_id)
 
 
@@ -153,7 +152,7 @@ async def read_states(
     try:
         return await context.services.log.states([partition.partition_key for partition in partitions])
     except StorageError as error:
-        return storage_code(context.api_key, error)
+        return context.storage_failed(context.api_key, error)
 
 
 def state_of(

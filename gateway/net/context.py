@@ -14,10 +14,13 @@ from enum import Flag
 from typing import Generic, NamedTuple, TypeVar
 
 from gateway.config.listeners import DEFAULT_NAME
+from gateway.net.errors import storage_code
 from gateway.net.holdings import UNBOUNDED, Holdings
 from gateway.net.places import NO_PLACE, Line, Place
 from protocol.api_keys import ApiKey
+from protocol.errors import ErrorCode
 from protocol.messages.api_versions import ApiVersion
+from storage.errors import StorageError
 from storage.types import Address, Node, NodeId
 
 S_co = TypeVar("S_co", covariant=True)
@@ -136,3 +139,6 @@ class RequestContext(NamedTuple, Generic[S_co]):
     """The API versions that this node promises, for ApiVersions."""
     role: Role = Role.BROKER
     """The role in which the client addresses this node."""
+    storage_failed: Callable[[ApiKey, StorageError], ErrorCode] = storage_code
+    """Returns the code for a part of the request that storage could not serve, and counts the failure. An error of the
+    whole request is raised instead."""

@@ -289,6 +289,7 @@ class Dispatch(Generic[S_contra]):
             place,
             self._served,
             self._role,
+            self._storage_failed,
         )
         crowded = done_with is not None
         response: object = None
@@ -332,8 +333,7 @@ class Dispatch(Generic[S_contra]):
                 route, header, request, error.code, error.message, holdings, throttle_ms, crowded
             )
         except StorageError as error:
-            code = storage_code(api_key, error)
-            self._metrics.storage_errors.labels(route.api_name).inc()
+            code = self._storage_failed(api_key, error)
             if started >= route.storage_logged_at + STORAGE_LOG_INTERVAL_S:
                 route.storage_logged_at = started
                 logger.warning("storage could not serve a request", error=str(error), answer=code.name)
@@ -359,6 +359,11 @@ class Dispatch(Generic[S_contra]):
             del request
             await asyncio.sleep(0)
         return chunks
+
+    def _storage_failed(self, api_key: ApiKey, error: StorageError) -> ErrorCode:
+        """Count a request, or a part of one, that storage could not serve. Return the code that answers it."""
+        self._metrics.storage_errors.labels(self._routes[api_key].api_name).inc()
+        return storage_code(api_key, error)
 
     async def _authorized(self, route: _Route[S_contra], request: object, context: RequestContext[S_contra]) -> object:
         """Authorize and handle a request. As in Kafka, quotas count the time of both: a refusal is work, too."""

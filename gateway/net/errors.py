@@ -93,6 +93,6 @@ def storage_code(api_key: ApiKey, error: StorageError) -> ErrorCode:
     return ErrorCode.UNKNOWN_SERVER_ERROR
 
 
-def storage_refusal(api_key: ApiKey, error: StorageError) -> KafkaError:
+def storage_refusal(code: ErrorCode) -> KafkaError:
     """Return the error for the elements of a request that storage failed to change after it had changed others."""
-    return KafkaError(storage_code(api_key, error), "storage is not available")
+    return KafkaError(code, "storage is not available")

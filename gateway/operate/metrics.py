@@ -194,7 +194,9 @@ class Metrics:
         self.trace_spans_dropped = self._counter(
             "trace_spans_dropped", "Spans that were not delivered: the queue was full, or the collector refused them."
         )
-        self.storage_errors = self._counter("storage_errors", "Requests that storage could not serve.", "api")
+        self.storage_errors = self._counter(
+            "storage_errors", "Requests, or parts of them, that storage could not serve.", "api"
+        )
 
         self._authentications = {
             (again, ok): self._counter(

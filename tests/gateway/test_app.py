@@ -63,6 +63,27 @@ async def create_topic(client: WireClient, name: str, partitions: int = 1) -> No
     assert response.topics[0].error_code == ErrorCode.NONE
 
 
+async def test_partitions_that_storage_could_not_serve_are_counted(gateway: GatewayProcess) -> None:
+    """Produce answers each partition with an error of its own, so the request as a whole does not fail."""
+    client = await WireClient.connect(gateway.bootstrap)
+    await create_topic(client, "unwritable")
+    data = PartitionProduceData(index=0, records=batch_of(b"1"))
+    asked = ProduceRequest(
+        acks=-1,
+        timeout_ms=10_000,
+        topic_data=(TopicProduceData(name="unwritable", partition_data=(data,)),),
+    )
+    database = await asyncpg.connect(gateway.database_url)
+    try:
+        await database.execute("alter table sluice.chunk add constraint full_disk check (false) not valid")
+        answer = await client.send(asked, 9)
+    finally:
+        await database.execute("alter table sluice.chunk drop constraint full_disk")
+        await database.close()
+    assert answer.responses[0].partition_responses[0].error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert sample(get(gateway, "/metrics")[1], 'sluice_storage_errors_total{api="produce"}') > 0
+
+
 async def test_health_version_and_metrics(gateway: GatewayProcess) -> None:
     client = await WireClient.connect(gateway.bootstrap)
     await create_topic(client, "metered", 2)

@@ -15,7 +15,6 @@ import structlog
 from gateway.apis.services import ChangesCatalog, HasCatalog
 from gateway.config.java_order import bucket, in_java_order, java_hash
 from gateway.net.context import RequestContext
-from gateway.net.errors import storage_code
 from gateway.net.ids import MAX_ID_BYTES
 from gateway.net.pieces import in_pieces, tally
 from gateway.net.refusals import DerivedRefusal
@@ -116,7 +115,7 @@ async def alter_client_quotas(
         except KafkaError as refused:
             code, message = refused.code, refused.message
         except StorageError as error:
-            code = storage_code(context.api_key, error)
+            code = context.storage_failed(context.api_key, error)
         results.append(AlteredEntryData(error_code=code, error_message=message, entity=entry.entity))
     if changed:
         await services.catalog.refresh_if_changed()

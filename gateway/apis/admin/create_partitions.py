@@ -70,7 +70,7 @@ async def create_partitions(
                     if not any_extended:
                         raise
                     logger.warning("topic not extended, and none after it", topic=topic.name, reason=str(error))
-                    failure = storage_refusal(context.api_key, error)
+                    failure = storage_refusal(context.storage_failed(context.api_key, error))
                     raise failure from error
                 if isinstance(grown, Refusal):
                     raise topic_refusal(grown, topic.name)

@@ -63,7 +63,7 @@ async def delete_topics(request: DeleteTopicsRequest, context: RequestContext[To
                 if not any_deleted:
                     raise
                 logger.warning("topic not deleted, and none after it", topic=topic.name, reason=str(error))
-                failure = storage_refusal(context.api_key, error)
+                failure = storage_refusal(context.storage_failed(context.api_key, error))
                 raise failure from error
             if not is_deleted:
                 raise _unknown(state)

@@ -20,7 +20,6 @@ from gateway.apis.services import ChangesCatalog, HasCatalog, HasMembership
 from gateway.cluster.placement import Leaders
 from gateway.config.topic import requested_replication_factor
 from gateway.net.context import RequestContext
-from gateway.net.errors import storage_code
 from gateway.net.pieces import in_pieces
 from gateway.net.refusals import DerivedRefusal
 from protocol.api_keys import ApiKey
@@ -262,7 +261,7 @@ async def _assign(
         except StorageError as error:
             if not start:
                 raise
-            code = storage_code(context.api_key, error)
+            code = context.storage_failed(context.api_key, error)
             logger.warning(
                 "assignment of replicas not stored", partitions=len(rest) - start, after=start, reason=str(error)
             )

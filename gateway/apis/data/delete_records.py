@@ -9,7 +9,7 @@ import structlog
 from gateway.apis.partition_lookup import find_partition, look_up_topics
 from gateway.apis.services import FindsTopics, HasCatalog, HasLog, HasTail
 from gateway.net.context import RequestContext
-from gateway.net.errors import REFUSAL_CODES, storage_code
+from gateway.net.errors import REFUSAL_CODES
 from gateway.net.pieces import in_pieces
 from gateway.net.refusals import DerivedRefusal
 from gateway.security.kinds import AclOperation
@@ -77,7 +77,7 @@ async def _delete(
     try:
         log_start_offset = await services.log.delete_records(partition.partition_key, part.offset)
     except StorageError as error:
-        return _failed(part, storage_code(context.api_key, error))
+        return _failed(part, context.storage_failed(context.api_key, error))
     if isinstance(log_start_offset, Refusal):
         return _failed(part, REFUSAL_CODES[log_start_offset])
     services.tail.log_start_moved(partition.partition_key, log_start_offset)

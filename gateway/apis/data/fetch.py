@@ -29,7 +29,7 @@ from gateway.config.topic import requested_replication_factor
 from gateway.log.tail import KnownOffsets, Watch
 from gateway.net.collection import LEFTOVERS_S, full_collections
 from gateway.net.context import RequestContext
-from gateway.net.errors import REFUSAL_CODES, storage_code
+from gateway.net.errors import REFUSAL_CODES
 from gateway.net.holdings import Share
 from gateway.net.pieces import PIECE, by_pieces, in_pieces
 from gateway.net.refusals import DerivedRefusal
@@ -417,7 +417,7 @@ async def _find_divergence(overtaken: list[_Part], context: RequestContext[HasHi
         epochs = await context.services.history.epochs(keys)
     except StorageError as error:
         for part in overtaken:
-            part.error = storage_code(context.api_key, error)
+            part.error = context.storage_failed(context.api_key, error)
             part.batches, part.size_bytes = (), 0
         return
     async for part in in_pieces(overtaken):
@@ -475,7 +475,7 @@ async def _read_cold(
             if known is not None and known.high_watermark == read.offset:
                 part.known = known
             else:
-                part.error = storage_code(context.api_key, error)
+                part.error = context.storage_failed(context.api_key, error)
         return
     finally:
         if _is_long(result.aborted for result in results if isinstance(result, ReadResult)):

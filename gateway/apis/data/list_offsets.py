@@ -18,7 +18,6 @@ from gateway.apis.partition_lookup import (
 from gateway.apis.services import FindsTopics, HasHistory, HasInternalLogs, HasLog
 from gateway.log.batch_search import Place, first_of_log_since, newest
 from gateway.net.context import RequestContext
-from gateway.net.errors import storage_code
 from gateway.net.pieces import in_pieces, tally
 from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode
@@ -132,7 +131,7 @@ async def _answer(
     try:
         timestamp, offset = await _place_at(part.timestamp, found.partition_key, state, end_offset, context)
     except StorageError as error:
-        code = storage_code(context.api_key, error)
+        code = context.storage_failed(context.api_key, error)
         return ListOffsetsPartitionResponse(partition_index=part.partition_index, error_code=code)
     if offset >= end_offset and part.timestamp != LATEST and part.timestamp not in (EARLIEST, EARLIEST_LOCAL):
         # The consumer would not receive this record, because it is at or beyond the end that the consumer may read.

@@ -29,7 +29,7 @@ from gateway.log.recompression import PRODUCER, Batch, wanted_codec
 from gateway.log.topic_names import why_illegal
 from gateway.log.validator import Unchecked, Verdict
 from gateway.net.context import RequestContext
-from gateway.net.errors import REFUSAL_CODES, storage_code
+from gateway.net.errors import REFUSAL_CODES
 from gateway.net.pieces import PIECE, by_pieces, in_pieces, tally
 from gateway.net.refusals import DerivedRefusal
 from gateway.security.authorizer import REFUSALS, HasAuthorizer, may_topic
@@ -483,7 +483,7 @@ async def _answer(index: int, attempt: _Attempt, context: RequestContext[Produce
     try:
         result = attempt.outcome.result()
     except StorageError as error:
-        code = storage_code(context.api_key, error)
+        code = context.storage_failed(context.api_key, error)
         return _refusal(index, Refused(code, "storage was lost; the outcome of the append is unknown"))
     if isinstance(result, Refusal):
         code = REFUSAL_CODES[result]

@@ -23,7 +23,7 @@ from gateway.coordinator.requests import OffsetCommit as OffsetCommitEvent
 from gateway.coordinator.requests import OffsetCommitReply
 from gateway.coordinator.requests import TxnOffsetCommit as TxnOffsetCommitEvent
 from gateway.net.context import RequestContext
-from gateway.net.errors import REFUSAL_CODES, storage_code
+from gateway.net.errors import REFUSAL_CODES
 from gateway.net.pieces import in_pieces
 from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode, KafkaError
@@ -262,7 +262,7 @@ async def _store(
     try:
         results = await queued.results
     except (StorageUnavailable, StorageConflict) as failed:
-        await set_all(queued.commits, storage_code(context.api_key, failed))
+        await set_all(queued.commits, context.storage_failed(context.api_key, failed))
         return []
     async for one, refusal in in_pieces(zip(queued.commits, results, strict=True)):
         one.error = _error(refusal, committer, reply.stale)

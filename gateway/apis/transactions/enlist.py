@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from gateway.apis.services import HasTransactions
 from gateway.net.context import RequestContext
-from gateway.net.errors import storage_code
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError
 from storage.types import PartitionKey
@@ -35,7 +34,7 @@ async def enlist_in_transaction(
             transactional_id, producer_id, producer_epoch, partition_keys, group_ids, named=False
         )
     except StorageError as error:
-        return storage_code(context.api_key, error)
+        return context.storage_failed(context.api_key, error)
     except KafkaError as error:
         return ErrorCode.INVALID_PRODUCER_EPOCH if error.code is ErrorCode.PRODUCER_FENCED else error.code
     return ErrorCode.NONE

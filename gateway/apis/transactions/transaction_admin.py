@@ -21,7 +21,6 @@ from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pat
 from gateway.coordinator.transactions import NO_EPOCH, TransactionState
 from gateway.log.topic_names import CONSUMER_OFFSETS, why_illegal
 from gateway.net.context import RequestContext
-from gateway.net.errors import storage_code
 from gateway.net.pieces import first_of_each, in_pieces
 from gateway.security.authorizer import HasAuthorizer, may, may_topic
 from gateway.security.kinds import AclOperation, ResourceType
@@ -248,7 +247,7 @@ async def _producers_of(
             more = len(some) == AT_A_TIME
             some = await store.producers(partition.partition_key, AT_A_TIME, behind=behind) if more else []
     except StorageError as error:
-        return PartitionResponse(partition_index=index, error_code=storage_code(context.api_key, error))
+        return PartitionResponse(partition_index=index, error_code=context.storage_failed(context.api_key, error))
     return PartitionResponse(partition_index=index, active_producers=tuple(producers))
 
 
@@ -325,5 +324,5 @@ async def _mark(
     except KafkaError as refused:
         return refused.code
     except StorageError as error:
-        return storage_code(context.api_key, error)
+        return context.storage_failed(context.api_key, error)
     return ErrorCode.NONE

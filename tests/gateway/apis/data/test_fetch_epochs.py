@@ -14,7 +14,7 @@ import pytest
 
 from gateway.apis.data.fetch import fetch
 from gateway.log.tail import Tail
-from gateway.net.context import ConnectionInfo
+from gateway.net.context import ConnectionInfo, RequestContext
 from gateway.quotas.limits import Quotas
 from gateway.quotas.throttles import Throttles
 from protocol.api_keys import ApiKey
@@ -85,9 +85,7 @@ def context(*, storage: bool = True, version: int = 17) -> Any:
         throttles=Throttles(Quotas),
     )
     connection = ConnectionInfo("connection", "/127.0.0.1")
-    return SimpleNamespace(
-        services=services, connection=connection, api_key=ApiKey.FETCH, version=version, client_id="c"
-    )
+    return RequestContext(ApiKey.FETCH, version, 1, "c", connection, services)
 
 
 async def fetched(
