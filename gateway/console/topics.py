@@ -256,7 +256,8 @@ class TopicViews:
                 at = await self.bounds(who, search.topic, chosen, value)
                 wanted = {index: at.get(index, ends.get(index, 0)) for index in chosen}
             case "latest":
-                each = max(search.limit // len(chosen), 1)
+                filled = sum(ends.get(index, 0) > starts.get(index, 0) for index in chosen)
+                each = max(search.limit // max(filled, 1), 1)
                 wanted = {index: ends.get(index, 0) - each for index in chosen}
             case _:
                 raise BadRequestError(f"enter the {begin} to begin at")

@@ -175,6 +175,13 @@ def test_malformed_query_is_a_bad_request(console: Consoled, path: str, query: d
     assert answer.json["error"]
 
 
+def test_newest_records_are_as_many_as_asked_for_if_partitions_are_empty(console: Consoled):
+    console.topic("lopsided", 4)
+    console.produce("lopsided", [(None, str(number), None) for number in range(60)])
+    found = console.person.get("topic/records", topic="lopsided", limit="50")["records"]
+    assert sorted(int(record["value"]["text"]) for record in found) == list(range(10, 60))
+
+
 def test_search_without_its_offset_or_time_says_what_to_enter(stocked: Consoled):
     for begin in ("offset", "time"):
         answer = stocked.person.ask("GET", "/api/topic/records", topic=ORDERS, begin=begin)
