@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
 from gateway.cluster.leases import SHARDS
-from tests.conftest import gateways
+from tests.conftest import NO_SETTINGS, gateways
 from tests.gateway_process import GatewayProcess
 from tests.postgres import SERVED, Databases
 from tests.steps.waiting import wait_for
 
 BALANCED_S = 30.0
+TTL_S = 2.5
+QUICK_TTL = {"SLUICE_NODE_TTL_MS": str(int(TTL_S * 1000))}
+"""Environment in which a node is lost sooner after it was killed."""
 
 Cluster = Callable[..., list[GatewayProcess]]
 
@@ -33,9 +36,9 @@ def cluster(postgres: Databases, database_url: str) -> Iterator[Cluster]:
     with gateways(postgres) as factory:
         running: list[GatewayProcess] = []
 
-        def start(count: int, **settings: str) -> list[GatewayProcess]:
+        def start(count: int, *, environment: Mapping[str, str] = NO_SETTINGS, **settings: str) -> list[GatewayProcess]:
             """Start `count` more gateways and return them."""
-            started = [factory(settings, database_url=database_url) for _ in range(count)]
+            started = [factory(settings, database_url=database_url, environment=environment) for _ in range(count)]
             running.extend(started)
             balanced(running)
             return started

@@ -51,6 +51,7 @@ def one_address(
     database_url: str,
     count: int,
     settings: Mapping[str, str] = NO_SETTINGS,
+    environment: Mapping[str, str] = NO_SETTINGS,
 ) -> Iterator[OneAddress]:
     """Run `count` nodes that share one address."""
     entrance, *ports = free_ports(1 + 2 * count)
@@ -70,6 +71,7 @@ def one_address(
                         **settings,
                     },
                     database_url=database_url,
+                    environment=environment,
                 )
                 for out, own in zip(outside, inside, strict=True)
             ]

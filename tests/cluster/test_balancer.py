@@ -9,6 +9,7 @@ from confluent_kafka.admin import AdminClient
 
 from tests.closing import close
 from tests.cluster.balancer import Balancer
+from tests.cluster.conftest import QUICK_TTL
 from tests.conftest import gateways
 from tests.gateway_process import free_ports
 from tests.postgres import Databases, LoopThread
@@ -41,6 +42,7 @@ def test_clients_use_one_address_with_a_port_per_node(postgres: Databases, datab
                         "num.partitions": str(PARTITIONS),
                     },
                     database_url=database_url,
+                    environment=QUICK_TTL,
                 )
                 for target, port in zip(own, outside, strict=True)
             ]

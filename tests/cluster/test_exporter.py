@@ -6,7 +6,7 @@ import re
 import urllib.request
 
 from tests.clients.topics import create_topic
-from tests.cluster.conftest import Cluster
+from tests.cluster.conftest import QUICK_TTL, Cluster
 from tests.gateway_process import GatewayProcess
 from tests.steps.waiting import wait_for
 
@@ -34,7 +34,7 @@ def exporter_among(nodes: list[GatewayProcess], topic: str) -> GatewayProcess:
 
 
 def test_another_node_exports_the_metrics_when_the_exporter_dies(cluster: Cluster) -> None:
-    nodes = cluster(2)
+    nodes = cluster(2, environment=QUICK_TTL)
     topic = create_topic(nodes[0].bootstrap, 3)
     first = exporter_among(nodes, topic)
     first.kill()

@@ -20,7 +20,7 @@ from protocol.messages.heartbeat import HeartbeatRequest
 from storage.embedded import EmbeddedPostgres
 from tests.chaos.load import Load, assert_nothing_lost
 from tests.clients.topics import create_topic
-from tests.cluster.conftest import SHARDS, Cluster, balanced, metric
+from tests.cluster.conftest import QUICK_TTL, SHARDS, TTL_S, Cluster, balanced, metric
 from tests.cluster.coordinators import coordinator_of, goes_on, offset_of
 from tests.cluster.proxy import PostgresProxy, proxied
 from tests.cluster.readers import Readers
@@ -75,7 +75,7 @@ def proxied_nodes(
             found: list[tuple[GatewayProcess, PostgresProxy]] = []
             for _ in range(count):
                 proxy = stack.enter_context(proxied(database_url))
-                found.append((gateway_factory(database_url=proxy.url), proxy))
+                found.append((gateway_factory(database_url=proxy.url, environment=QUICK_TTL), proxy))
             balanced([node for node, _ in found])
             return found
 
@@ -99,7 +99,7 @@ def test_a_node_that_loses_its_connection_to_postgres_loses_no_record(
                 load.wait_for(300)
             elif fault == "drop":
                 proxy.drop()
-                wait(LEASE_S + 2.0)  # This is longer than the node's leases last, so other nodes acquire its groups.
+                wait(TTL_S + 2.0)  # This is longer than the node's leases last, so other nodes acquire its groups.
             elif fault == "half-close":
                 proxy.half_close()
             else:

@@ -26,7 +26,7 @@ from tests.chaos.load import read_all
 from tests.clients.scoreboard import Scoreboard
 from tests.clients.topics import create_topic
 from tests.clients.workers import PARTITIONS, Worker, counted, produce, set_of_group
-from tests.cluster.conftest import Cluster, balanced, metric
+from tests.cluster.conftest import QUICK_TTL, Cluster, balanced, metric
 from tests.cluster.groups import commit, connected, consumer_of, group_coordinated_by
 from tests.cluster.proxy import proxied
 from tests.cluster.records import fetch
@@ -140,7 +140,7 @@ async def test_a_change_without_notification_is_known_after_an_interval(
     """Notifications are lost, but the node believes that it still receives them."""
     a = gateway_factory(database_url=database_url)
     with proxied(database_url) as proxy:
-        b = gateway_factory({"reconcile.periodic.interval.ms": "2000"}, database_url=proxy.url)
+        b = gateway_factory({"reconcile.periodic.interval.ms": "1000"}, database_url=proxy.url)
         balanced([a, b])
         async with connected([a, b]) as (on_a, on_b):
             topic = fresh("unheard")
@@ -164,7 +164,7 @@ async def test_a_change_without_notification_is_known_after_an_interval(
             proxy.delay(0.0)
         assert proxy.swallowed >= 3
         print("known without a hint after " + ", ".join(f"{seconds:.2f}" for seconds in took) + " s")
-        assert max(took) < 2.0 + 1.5  # One interval, one pass, and time for other work on the machine.
+        assert max(took) < 1.0 + 1.5  # One interval, one pass, and time for other work on the machine.
         b.close()
 
 
@@ -297,7 +297,7 @@ async def test_a_node_without_notifications_serves_no_record_of_a_topic_that_was
     """The creation waits until the other node has learnt of the deletion by itself."""
     a = gateway_factory(database_url=database_url)
     with proxied(database_url) as proxy:
-        b = gateway_factory({"reconcile.periodic.interval.ms": "2000"}, database_url=proxy.url)
+        b = gateway_factory({"reconcile.periodic.interval.ms": "1000"}, database_url=proxy.url)
         balanced([a, b])
         proxy.silence()
         async with connected([a, b]) as (on_a, on_b):
@@ -403,7 +403,7 @@ def test_work_is_drained_if_another_node_served_the_records(cluster: Cluster, ki
 def test_work_is_drained_though_the_node_that_served_it_is_lost(cluster: Cluster, kind: str, end: str) -> None:
     """Point 37 of the acceptance list: a member that gains a partition waits for the old owner's commit. It waits no
     longer than that or the handoff's timeout."""
-    a, b = nodes = cluster(2)
+    a, b = nodes = cluster(2, environment=QUICK_TTL)
     group, topic = group_coordinated_by(a, nodes), topic_led_by(b)
     board = Scoreboard()
     set_of_group(
@@ -481,7 +481,7 @@ async def test_queries_of_an_idle_cluster_do_not_grow_with_what_it_holds(cluster
     nodes = cluster(2)
     postgres = await asyncpg.connect(database_url)
 
-    async def transactions(seconds: float = 8.0) -> float:
+    async def transactions(seconds: float = 5.0) -> float:
         """Return the transactions per second of all nodes together."""
         counted = "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
         before = await postgres.fetchval(counted)
@@ -490,7 +490,7 @@ async def test_queries_of_an_idle_cluster_do_not_grow_with_what_it_holds(cluster
 
     try:
         async with connected([node for node in nodes for _ in range(20)]) as clients:
-            await asyncio.sleep(8.0)  # A node that has just started sends more queries.
+            await asyncio.sleep(3.0)  # A node that has just started sends more queries.
             little = await transactions()
             topics = [fresh("idle") for _ in range(10)]
             for topic in topics:
@@ -502,7 +502,7 @@ async def test_queries_of_an_idle_cluster_do_not_grow_with_what_it_holds(cluster
                 client.send_nowait(fetch(topics[number % 10], 1, max_wait_ms=25_000), 11)
                 for number, client in enumerate(clients)
             ]
-            await asyncio.sleep(8.0)
+            await asyncio.sleep(3.0)
             much = await transactions()
             assert not any(each.done() for each in waiting)
     finally:

@@ -37,6 +37,7 @@ from tests.frames.handoff import configure
 from tests.frames.members import Member, create_topic, fresh, in_state
 from tests.frames.share import ACCEPT, Reader, send
 from tests.frames.transactions import Transactional
+from tests.gateway_process import GatewayProcess
 from tests.postgres import SERVED, Databases
 from tests.steps.waiting import until, wait_for
 from tests.wire import WireClient
@@ -187,15 +188,16 @@ async def test_later_of_two_commits_wins_at_another_node(shared: OneAddress) -> 
 
 
 async def test_coordinator_learns_that_a_client_of_another_node_has_died(shared: OneAddress) -> None:
-    for node in shared.nodes:
-        for _ in range(3):
-            group_id = fresh("group")
-            async with await WireClient.connect(node.bootstrap) as watching:
-                dying = await WireClient.connect(node.bootstrap)
-                one = Member(dying, group_id, version=3, session_timeout_ms=120_000, rebalance_timeout_ms=120_000)
-                assert await tried(partial(joined, one)) == NONE
-                await dying.abort()
-                await in_state(watching, group_id, "Empty", seconds=60)
+    async def join_and_die(node: GatewayProcess) -> None:
+        group_id = fresh("group")
+        async with await WireClient.connect(node.bootstrap) as watching:
+            dying = await WireClient.connect(node.bootstrap)
+            one = Member(dying, group_id, version=3, session_timeout_ms=120_000, rebalance_timeout_ms=120_000)
+            assert await tried(partial(joined, one)) == NONE
+            await dying.abort()
+            await in_state(watching, group_id, "Empty", seconds=60)
+
+    await asyncio.gather(*(join_and_die(node) for node in shared.nodes for _ in range(3)))
 
 
 async def test_transactions_end_through_any_node(shared: OneAddress) -> None:

@@ -14,7 +14,7 @@ from protocol.messages.find_coordinator import FindCoordinatorRequest
 from protocol.messages.share_fetch import ShareFetchRequest
 from tests.chaos.load import Load, assert_nothing_lost
 from tests.clients.topics import create_topic
-from tests.cluster.conftest import balanced
+from tests.cluster.conftest import QUICK_TTL, balanced
 from tests.cluster.one_address import AGAIN, OneAddress, one_address
 from tests.cluster.readers import Readers
 from tests.frames.handoff import configure
@@ -32,7 +32,7 @@ PARTITIONS = 6
 
 @pytest.fixture
 def shared(postgres: Databases, database_url: str) -> Iterator[OneAddress]:
-    with one_address(postgres, database_url, 3) as running:
+    with one_address(postgres, database_url, 3, environment=QUICK_TTL) as running:
         balanced(running.nodes)
         yield running
 

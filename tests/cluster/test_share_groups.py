@@ -13,7 +13,7 @@ from protocol.messages.alter_share_group_offsets import (
     AlterShareGroupOffsetsRequestTopic,
 )
 from protocol.messages.share_fetch import FetchPartition, FetchTopic
-from tests.cluster.conftest import Cluster
+from tests.cluster.conftest import QUICK_TTL, Cluster
 from tests.frames.members import create_topic, fresh
 from tests.frames.share import ACCEPT, NONE, Reader, part_of, send
 from tests.wire import WireClient
@@ -86,7 +86,7 @@ async def test_a_silent_session_sees_a_reset_through_another_node(cluster: Clust
 
 
 async def test_another_node_continues_where_the_killed_leader_stopped(cluster: Cluster) -> None:
-    nodes = cluster(2)
+    nodes = cluster(2, environment=QUICK_TTL)
     clients = [await WireClient.connect(node.bootstrap) for node in nodes]
     try:
         group_id, topic = fresh("share"), fresh("topic")

@@ -17,7 +17,7 @@ from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from protocol.records import Record, build_batch
 from tests.chaos.load import Load, assert_nothing_lost
 from tests.clients.topics import create_topic
-from tests.cluster.conftest import Cluster, balanced
+from tests.cluster.conftest import QUICK_TTL, TTL_S, Cluster, balanced
 from tests.cluster.coordinators import coordinator_of, goes_on, offset_of
 from tests.frames.members import Member, fresh, settle
 from tests.frames.transactions import fetch, produce
@@ -25,7 +25,6 @@ from tests.gateway_process import STOP_SECONDS, GatewayProcess
 from tests.steps.waiting import until
 from tests.wire import WireClient
 
-LEASE_S = 5.0
 PARTITIONS = 4
 
 
@@ -37,11 +36,9 @@ def shards_handed_over(node: GatewayProcess) -> int:
     return sum(json.loads(line)["kind"] == "groups" for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("end", "within_s"), [("kill -9", LEASE_S + 1.0), ("SIGTERM", 0.2), ("SIGSTOP", LEASE_S + 1.0)]
-)
+@pytest.mark.parametrize(("end", "within_s"), [("kill -9", TTL_S + 1.0), ("SIGTERM", 0.2), ("SIGSTOP", TTL_S + 1.0)])
 async def test_a_group_continues_when_its_coordinator_ends(cluster: Cluster, end: str, within_s: float) -> None:
-    nodes = cluster(2)
+    nodes = cluster(2, environment=QUICK_TTL)
     group, topic = fresh("group"), await asyncio.to_thread(create_topic, nodes[0].bootstrap, 1)
     owner = await coordinator_of(group, nodes)
     assert owner is not None
@@ -99,7 +96,7 @@ async def test_a_stopped_node_loses_its_partitions_within_its_registration_and_a
     cluster: Cluster,
 ) -> None:
     """SIGSTOP keeps the connections of the node's clients open, so only the other nodes can name another leader."""
-    nodes = cluster(3)
+    nodes = cluster(3, environment=QUICK_TTL)
     stopped, *others = nodes
     topic = await asyncio.to_thread(create_topic, stopped.bootstrap, 3)
     slow, slower, first, second = [await WireClient.connect(node.bootstrap) for node in (stopped, stopped, *others)]
@@ -115,9 +112,9 @@ async def test_a_stopped_node_loses_its_partitions_within_its_registration_and_a
         reading = asyncio.ensure_future(fetch(slower, moved, 1, committed=False))
         for client in (first, second):
             while stopped.bootstrap in await leaders_of(topic, client):
-                assert time.monotonic() - started < LEASE_S + 7.0
+                assert time.monotonic() - started < TTL_S + 7.0
                 await asyncio.sleep(0.02)
-        print(f"another node leads after {time.monotonic() - started:.2f} s, the target is {LEASE_S + 1.0} s")
+        print(f"another node leads after {time.monotonic() - started:.2f} s, the target is {TTL_S + 1.0} s")
         after = await leaders_of(topic, first)
         assert after == await leaders_of(topic, second)
         assert sorted(Counter(after).values()) == [1, 2], "spread over the others"
@@ -159,7 +156,7 @@ async def test_shards_move_to_a_new_node_without_a_rebalance(cluster: Cluster) -
 
 
 def test_rolling_restart_under_load_loses_nothing(cluster: Cluster) -> None:
-    nodes = cluster(3)
+    nodes = cluster(3, environment=QUICK_TTL)
     bootstrap = ",".join(node.bootstrap for node in nodes)
     topic = create_topic(nodes[0].bootstrap, PARTITIONS)
     load = Load(bootstrap, topic, PARTITIONS)
@@ -174,7 +171,7 @@ def test_rolling_restart_under_load_loses_nothing(cluster: Cluster) -> None:
 
 
 def test_kill_9_and_sleep_under_load_lose_nothing(cluster: Cluster) -> None:
-    nodes = cluster(3)
+    nodes = cluster(3, environment=QUICK_TTL)
     bootstrap = ",".join(node.bootstrap for node in nodes)
     topic = create_topic(nodes[0].bootstrap, PARTITIONS)
     load = Load(bootstrap, topic, PARTITIONS)
@@ -185,7 +182,7 @@ def test_kill_9_and_sleep_under_load_lose_nothing(cluster: Cluster) -> None:
     nodes[0].restart()
     asleep = nodes[1]
     asleep.send_signal(signal.SIGSTOP)
-    time.sleep(2 * LEASE_S)
+    time.sleep(2 * TTL_S)
     asleep.send_signal(signal.SIGCONT)
     load.wait_for(1000)
     balanced(nodes)

@@ -11,7 +11,7 @@ from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from protocol.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from protocol.messages.delete_topics import DeleteTopicsRequest
 from protocol.messages.metadata import MetadataRequest
-from tests.cluster.conftest import Cluster, metric
+from tests.cluster.conftest import QUICK_TTL, TTL_S, Cluster, metric
 from tests.cluster.records import ROUNDS, delays, fetch, produce
 from tests.frames.members import create_topic, fresh
 from tests.steps.waiting import until
@@ -19,7 +19,7 @@ from tests.wire import WireClient
 
 
 async def test_a_reader_on_another_node_is_a_few_milliseconds_behind(cluster: Cluster) -> None:
-    a, b = cluster(2)
+    a, b = cluster(2, environment=QUICK_TTL)
     async with await WireClient.connect(a.bootstrap) as on_a, await WireClient.connect(b.bootstrap) as on_b:
         topic, early = fresh("t"), fresh("early")
         await create_topic(on_a, topic)
@@ -38,12 +38,12 @@ async def test_a_reader_on_another_node_is_a_few_milliseconds_behind(cluster: Cl
 
 
 async def test_idle_fetches_on_two_nodes_cost_no_query_each(cluster: Cluster) -> None:
-    a, b = cluster(2)
+    a, b = cluster(2, environment=QUICK_TTL)
     topic = fresh("t")
     async with await WireClient.connect(a.bootstrap) as on_a:
         await create_topic(on_a, topic)
         await on_a.send(produce(topic), 9)
-        await asyncio.sleep(6.0)
+        await asyncio.sleep(TTL_S + 1.0)  # By then each node is known to the other.
         clients = [await WireClient.connect(node.bootstrap) for node in (a, b) for _ in range(20)]
         try:
             before = time.monotonic()
