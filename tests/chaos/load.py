@@ -137,7 +137,7 @@ def read_all(bootstrap: str, topic: str, partitions: int) -> dict[tuple[int, int
         # Reading a long load takes long on a busy machine. The wait ends only when no record arrives.
         came_s = time.monotonic()
         while len(records) < sum(ends.values()):
-            messages = consumer.consume(5000, 1)
+            messages = consumer.consume(5000, 0.1)
             came_s = time.monotonic() if messages else came_s
             assert time.monotonic() < came_s + 60, f"{len(records)} of {sum(ends.values())} records read"
             for message in messages:

@@ -192,7 +192,7 @@ async def group_node(
         news = LeaseNews(groups)
         leases.listen(acquired=news.acquired, lost=news.lost)
         await leases.renew()
-        broker = BrokerConfig()
+        broker = BrokerConfig(group_initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms)
         services = SimpleNamespace(
             authorizer=None,
             share=SharePartitions(ShareStore(database)),

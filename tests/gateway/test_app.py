@@ -14,7 +14,6 @@ from pathlib import Path
 from platform import python_version
 
 import asyncpg
-import pytest
 
 from gateway.apis import SERVED
 from gateway.app import App
@@ -252,22 +251,25 @@ async def test_a_restart_after_a_kill_takes_its_groups_back_at_once(gateway_fact
     await client.close()
 
 
-@pytest.mark.parametrize("table", ["coordinator_lease", "node", "sql_door"])
-async def test_a_start_waits_for_a_lock_that_another_session_holds(
-    gateway_factory: GatewayFactory, database_url: str, table: str
-) -> None:
-    gateway = gateway_factory(database_url=database_url)
-    gateway.stop()
-    session = await asyncpg.connect(database_url)
-    async with session.transaction():
-        await session.execute(f"lock table sluice.{table} in share row exclusive mode")
-        start = asyncio.create_task(asyncio.to_thread(gateway.start))
-        async with asyncio.timeout(60):
-            while "waiting for a lock" not in gateway.log_tail():
-                assert not start.done()
-                await asyncio.sleep(0.05)
-    await session.close()
-    await start
+async def test_a_start_waits_for_a_lock_that_another_session_holds(gateway_factory: GatewayFactory) -> None:
+    """Three starts run concurrently, because Postgres refuses a lock only after five seconds."""
+
+    async def start_beside_a_lock(gateway: GatewayProcess, table: str) -> None:
+        gateway.stop()
+        assert gateway.database_url is not None
+        session = await asyncpg.connect(gateway.database_url)
+        async with session.transaction():
+            await session.execute(f"lock table sluice.{table} in share row exclusive mode")
+            start = asyncio.create_task(asyncio.to_thread(gateway.start))
+            async with asyncio.timeout(60):
+                while "waiting for a lock" not in gateway.log_tail():
+                    assert not start.done(), table
+                    await asyncio.sleep(0.05)
+        await session.close()
+        await start
+
+    tables = ("coordinator_lease", "node", "sql_door")
+    await asyncio.gather(*(start_beside_a_lock(gateway_factory(), table) for table in tables))
 
 
 async def test_each_listener_shows_its_own_address_of_every_node(

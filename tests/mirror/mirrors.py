@@ -68,6 +68,7 @@ def read_partition(bootstrap: str, topic: str, partition: int = 0, **settings: A
             "group.id": uuid.uuid4().hex,
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 50,
             "auto.offset.reset": "earliest",
             **settings,
         }

@@ -572,6 +572,7 @@ def read_log(bootstrap: str, topics: Mapping[str, int], read_s: float) -> tuple[
             "isolation.level": "read_committed",
             "check.crcs": True,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 100,
             "auto.offset.reset": "earliest",
             **PATIENT,
         }
@@ -587,7 +588,7 @@ def read_log(bootstrap: str, topics: Mapping[str, int], read_s: float) -> tuple[
         consumer.assign([TopicPartition(*part, 0) for part in parts])
         came_s = time.monotonic()
         while unread() and time.monotonic() < came_s + read_s:
-            for message in consumer.consume(5_000, 0.5):
+            for message in consumer.consume(5_000, 0.1):
                 topic, partition, offset = message.topic(), message.partition(), message.offset()
                 error = message.error()
                 if error is not None and error.code() != confluent_kafka.KafkaError._PARTITION_EOF:  # noqa: SLF001

@@ -71,7 +71,7 @@ def clients(gateway: GatewayProcess, kind: str) -> Iterator[Clients]:
 def produced(history: History, gateway: GatewayProcess, topic: str, kind: str = LIBRDKAFKA) -> list[Produced]:
     """Produce at least RECORDS records, and return all of them."""
     with clients(gateway, kind) as chosen:
-        producing = Producing(history, chosen, topic, PARTITIONS)
+        producing = Producing(history, chosen, topic, PARTITIONS, rate=500.0)
         producing.start()
         wait_for(lambda: len(history.of(Produced)) >= RECORDS, "records", seconds=WAIT_S)
         producing.stop()

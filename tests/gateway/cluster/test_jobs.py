@@ -152,6 +152,7 @@ async def test_jobs_of_a_stopped_node_move_at_once(database: Database) -> None:
     await first.membership.withdraw()
     await second.look()
     assert second.held == set(Job), "handed over: nobody waits for a lease to run out"
+    first.jobs.wake("test")
     await first.jobs.keep()
     assert first.held == set()
 
