@@ -28,7 +28,7 @@ from tests.console.consoles import Person, start_consoled
 from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 from tests.postgres import Databases
 
-LOOK_S = 4.0
+LOOK_S = 2.5
 """Longer than the refresh interval of every page that is refreshed."""
 
 

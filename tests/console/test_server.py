@@ -1031,7 +1031,7 @@ def test_access_token_logs_its_subject_in_until_it_ends(gateway_factory: Gateway
         for refused in (issuer.token(aud="another"), issuer.token(exp=int(time.time()) - 60), "no token"):
             answer = person.post("login", {"token": refused})
             assert (answer.status, "the access token is refused" in answer.json["error"]) == (403, True)
-        answer = person.post("login", {"token": issuer.token(exp=int(time.time()) + 10)})
+        answer = person.post("login", {"token": issuer.token(exp=int(time.time()) + 5)})
         assert (answer.status, answer.json["user"]) == (200, "User:alice")
         assert person.get("overview")["nodes"]
         wait_for(lambda: person.ask("GET", "/api/overview").status == 401, "the session ends with the token")
