@@ -14,7 +14,7 @@ import pytest
 from tests.dealing import dealt
 from tests.forks import forks
 from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess, find_coordinator
-from tests.postgres import EMPTY, SERVED, Databases, databases, shared_databases, short_directory
+from tests.postgres import EMPTY, SERVED, Databases, cluster_directory, databases, shared_databases
 from tests.restorable_postgres import RestorablePostgres, restorable_postgres
 from tests.rotation import PARTS, part_of, rotated
 from tests.templates import make_templates
@@ -177,7 +177,7 @@ def gateways(server: Databases) -> Iterator[GatewayFactory]:
             root: Path = ROOT,
             coordinated: bool = True,
         ) -> GatewayProcess:
-            directory = stack.enter_context(short_directory())
+            directory = stack.enter_context(cluster_directory())
             if not embedded and database_url is None:
                 database_url = server.create(SERVED)
                 stack.callback(server.drop, database_url)

@@ -39,6 +39,8 @@ own. Without syncs, databases are created and dropped faster, and commits do not
 MEMORY = Path("/dev/shm")
 SERVER_BYTES = 4 * 1024 * 1024 * 1024
 """Space for the databases of all workers and for the server's log."""
+CLUSTER_BYTES = 2 * 1024 * 1024 * 1024
+"""Size of a cluster whose write-ahead log has reached its limit."""
 LOGGED, COPIED = "WAL_LOG", "FILE_COPY"
 """Ways in which Postgres copies a template: page by page through its buffers and its log, or by copying files between
 two checkpoints. Without syncs a checkpoint is cheap, and copying files takes half the CPU time.
@@ -236,6 +238,13 @@ def short_directory(parent: Path | None = None) -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory, onerror=_unless_gone)
+
+
+def cluster_directory() -> contextlib.AbstractContextManager[Path]:
+    """A short directory for a node and its Postgres. It is in memory if there is room, because syncs are most of the
+    time for which starts and recoveries wait.
+    """
+    return short_directory(in_memory(CLUSTER_BYTES))
 
 
 def in_memory(needed_bytes: int) -> Path | None:

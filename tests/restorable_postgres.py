@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from storage.embedded import EmbeddedPostgres
-from tests.postgres import LoopThread, short_directory
+from tests.postgres import LoopThread, cluster_directory
 
 
 class RestorablePostgres:
@@ -39,7 +39,7 @@ class RestorablePostgres:
     @contextmanager
     def promoted_copy(self) -> Iterator[str]:
         """Run a second server on the saved files, as a standby that was behind and has been promoted. Yield its URL."""
-        with short_directory() as directory:
+        with cluster_directory() as directory:
             server = EmbeddedPostgres(directory)
             self._saved.rename(server.cluster_dir)
             try:
@@ -72,7 +72,7 @@ def _own(source: Path, target: Path) -> None:
 def restorable_postgres() -> Iterator[RestorablePostgres]:
     loop = LoopThread()
     try:
-        with short_directory() as directory:
+        with cluster_directory() as directory:
             server = RestorablePostgres(loop, directory)
             try:
                 yield server

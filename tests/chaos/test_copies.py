@@ -24,7 +24,7 @@ from tests.chaos.load import Load, assert_nothing_lost, read_all
 from tests.clients.topics import create_topic
 from tests.forks import forks
 from tests.gateway_process import GatewayFactory, GatewayProcess
-from tests.postgres import short_directory
+from tests.postgres import cluster_directory
 from tests.steps.command import sluice
 from tests.steps.waiting import until, wait_for
 
@@ -38,7 +38,7 @@ Records = dict[tuple[int, int], bytes]
 
 @pytest.fixture
 def elsewhere() -> Iterator[Path]:
-    with short_directory() as directory:
+    with cluster_directory() as directory:
         yield directory / "data"
 
 

@@ -26,7 +26,7 @@ from tests.cluster.proxy import PostgresProxy, proxied
 from tests.cluster.readers import Readers
 from tests.frames.members import Member, fresh, settle
 from tests.gateway_process import GatewayFactory, GatewayProcess
-from tests.postgres import LoopThread, short_directory
+from tests.postgres import LoopThread, cluster_directory
 from tests.steps.seeds import first_always
 from tests.steps.waiting import until, until_blocked
 from tests.templates import migrate_at
@@ -113,7 +113,7 @@ def test_a_node_that_loses_its_connection_to_postgres_loses_no_record(
 
 def test_a_restart_of_postgres_under_three_nodes_loses_no_record(gateway_factory: GatewayFactory) -> None:
     loop = LoopThread()
-    with short_directory() as directory:
+    with cluster_directory() as directory:
         server = EmbeddedPostgres(directory / "server")
         try:
             url = loop.run(server.start())

@@ -27,7 +27,7 @@ from gateway.operate.workers import named, plan
 from storage.postgres_programs import find_programs
 from tests.clients.topics import create_topic
 from tests.gateway_process import ROOT, GatewayFactory, answers, clean_environment, free_ports
-from tests.postgres import short_directory
+from tests.postgres import cluster_directory
 from tests.steps.command import interpreted, sluice
 from tests.steps.waiting import wait_for
 
@@ -101,7 +101,7 @@ class Host:
 @pytest.fixture
 def host() -> Iterator[Callable[..., Host]]:
     hosts: list[Host] = []
-    with short_directory() as directory:
+    with cluster_directory() as directory:
 
         def start(*more: str) -> Host:
             hosts.append(Host(directory, *more))
@@ -233,7 +233,7 @@ def test_a_signal_ends_workers_whose_postgres_is_still_starting(host: Callable[.
 @pytest.mark.parametrize("workers", [1, 2])
 def test_nodes_serve_on_after_the_reader_of_their_log_has_gone(workers: int) -> None:
     """A pipe without a reader refuses every line, as a full disk does."""
-    with short_directory() as directory:
+    with cluster_directory() as directory:
         port = first_port()
         bootstraps = [f"127.0.0.1:{port + number}" for number in range(workers)]
         process = subprocess.Popen(

@@ -22,7 +22,7 @@ from tests.disks import mounted
 from tests.frames.members import Member, create_topic, fresh, settle
 from tests.gateway.data_plane import batch_of
 from tests.gateway_process import GatewayFactory, GatewayProcess
-from tests.postgres import short_directory
+from tests.postgres import cluster_directory
 from tests.steps.waiting import until
 from tests.wire import WireClient
 
@@ -140,7 +140,7 @@ AWAY = {
 
 
 async def test_requests_during_a_stop_of_postgres_are_answered_as_retriable(gateway_factory: GatewayFactory) -> None:
-    with short_directory() as directory:
+    with cluster_directory() as directory:
         async with postgres(directory) as server:
             gateway = gateway_factory(database_url=server.url)
             topic = fresh("t")

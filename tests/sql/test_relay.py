@@ -31,7 +31,7 @@ from tests.cluster.conftest import Cluster, cluster
 from tests.gateway.data_plane import data_plane
 from tests.gateway_process import GatewayFactory
 from tests.objects.records import moved
-from tests.postgres import LoopThread, short_directory
+from tests.postgres import LoopThread, cluster_directory
 from tests.sql.conftest import create_topic
 from tests.sql.reading import DEADLINE_S, read, values
 from tests.steps.waiting import until
@@ -263,7 +263,7 @@ async def test_an_append_of_unknown_outcome_leaves_the_known_ends_in_doubt(datab
 
 async def test_a_role_that_holds_the_lock_of_the_relay_is_named() -> None:
     loop = LoopThread()
-    with short_directory() as directory:
+    with cluster_directory() as directory:
         access = directory / "pg_hba.conf"
         access.write_text("local all all trust\n")
         access.chmod(0o644)
@@ -299,7 +299,7 @@ async def test_postgres_soon_probes_a_relay_that_is_silent() -> None:
     number = os.getpid() % 60_000 + 300
     address = f"127.77.{number >> 8}.{number & 255}"
     loop = LoopThread()
-    with short_directory() as directory:
+    with cluster_directory() as directory:
         access = directory / "pg_hba.conf"
         access.write_text("local all all trust\nhost all all 127.0.0.0/8 trust\n")
         access.chmod(0o644)

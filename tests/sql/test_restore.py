@@ -20,7 +20,7 @@ from tests.gateway_process import GatewayFactory
 from tests.objects.conftest import s3, url
 from tests.objects.records import moved
 from tests.objects.s3_server import S3Server
-from tests.postgres import EMPTY, Databases, LoopThread, short_directory
+from tests.postgres import EMPTY, Databases, LoopThread, cluster_directory
 from tests.sql.conftest import create_topic
 from tests.sql.offsets import COMMIT, fence
 from tests.sql.reading import read
@@ -77,7 +77,7 @@ def loop() -> Iterator[LoopThread]:
 
 @pytest.fixture
 async def directory() -> AsyncIterator[Path]:
-    with short_directory() as made:
+    with cluster_directory() as made:
         yield made
 
 

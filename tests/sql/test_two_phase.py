@@ -9,7 +9,7 @@ import pytest
 
 from storage.embedded import EmbeddedPostgres
 from tests.gateway_process import GatewayFactory
-from tests.postgres import LoopThread, short_directory
+from tests.postgres import LoopThread, cluster_directory
 from tests.sql.conftest import create_topic
 from tests.sql.offsets import COMMIT
 
@@ -19,7 +19,7 @@ Connection = asyncpg.Connection
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     loop = LoopThread()
-    with short_directory() as directory:
+    with cluster_directory() as directory:
         server = EmbeddedPostgres(directory / "server", settings={"max_prepared_transactions": "5"})
         yield loop.run(server.start())
         loop.run(server.stop())

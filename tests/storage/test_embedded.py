@@ -25,7 +25,7 @@ from storage import embedded_account, embedded_child, embedded_settings, postgre
 from storage.embedded import Bounds, EmbeddedPostgres, EmbeddedPostgresError
 from storage.embedded_socket import DATABASE, SOCKET_NAME, USER
 from storage.postgres_programs import bin_directory
-from tests.postgres import short_directory
+from tests.postgres import cluster_directory
 from tests.steps.waiting import until
 from tests.strangers import readable_by
 
@@ -58,14 +58,14 @@ def socket_dir_of(server: EmbeddedPostgres) -> Path:
 
 @pytest.fixture
 def empty_directory() -> Iterator[Path]:
-    with short_directory() as path:
+    with cluster_directory() as path:
         yield path
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Path]:
     """A new cluster from initdb. It is made once, because syncing its files is slow on a busy disk."""
-    with short_directory() as path:
+    with cluster_directory() as path:
         asyncio.run(run_and_stop(path))
         yield path / "postgres"
 

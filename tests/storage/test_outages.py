@@ -30,7 +30,7 @@ from storage.segments import SegmentDirectory
 from storage.topics import TopicStore
 from storage.types import NewTopic, Topic
 from tests.disks import Disk, mounted
-from tests.postgres import in_memory, short_directory
+from tests.postgres import cluster_directory
 from tests.storage.conftest import MakeTopic
 from tests.storage.crash_child import SEGMENT_BYTES, Work, at_every_step
 from tests.storage.crashes import KILLS, LAST_STEP, collected, verify
@@ -38,9 +38,6 @@ from tests.storage.crashes import KILLS, LAST_STEP, collected, verify
 SEED = int(os.environ.get("SLUICE_TEST_SEED", "1"))
 FULL_ROUNDS = max(3, KILLS // 4)
 """Rounds with a disk that is really full. Each lasts up to 5 s longer, until Postgres is started again."""
-
-CLUSTER_BYTES = 2 * 1024**3
-"""Size of a cluster whose write-ahead log has reached its limit."""
 
 DEADLINE_S = 60.0
 RETRY_S = 0.005
@@ -161,7 +158,7 @@ class Play:
 async def server() -> AsyncIterator[EmbeddedPostgres]:
     # A server that is killed repeatedly returns more and more slowly, which this test need not show.
     bounds = Bounds(last_backoff_s=FIRST_BACKOFF_SECONDS)
-    with short_directory(in_memory(CLUSTER_BYTES)) as directory:
+    with cluster_directory() as directory:
         made = EmbeddedPostgres(directory, bounds=bounds)
         await made.start()
         yield made

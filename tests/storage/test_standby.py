@@ -13,7 +13,7 @@ from storage.pool import Database
 from storage.topics import TopicStore
 from storage.types import NewTopic, Topic
 from tests.gateway.data_plane import DataPlane
-from tests.postgres import LoopThread, short_directory
+from tests.postgres import LoopThread, cluster_directory
 from tests.standby import ReplicatedPostgres
 from tests.storage.batches import append, new_batch
 from tests.templates import migrate_at
@@ -24,7 +24,7 @@ STATEMENT_MS = 500
 @pytest.fixture(scope="module")
 def replicated() -> Iterator[ReplicatedPostgres]:
     loop = LoopThread()
-    with short_directory() as directory:
+    with cluster_directory() as directory:
         server = ReplicatedPostgres(loop, directory)
         loop.run(migrate_at(server.primary.url))
         yield server
