@@ -232,12 +232,13 @@ class _Consumer(ConnectedMachine[ConsumerGroup], EpochMachine[ConsumerGroup]):
         else:
             taken = step(group, event, cluster, now_ms, settings.consumer_for(group.group_id))
         after = taken.group
+        # A node that is behind cannot name all topics of the members, so the group stays a consumer group until then.
+        later = type(event) is ClusterChanged
         if (
-            taken.facts
+            (taken.facts or later)
             and isinstance(after, ConsumerGroup)
-            # A node that is behind cannot name all topics of the members, so the group stays a consumer group.
             and cluster.revision >= after.topics_revision
-            and is_left_to_classic_members(group, after, taken.facts, settings)
+            and is_left_to_classic_members(group, after, taken.facts, settings, later=later)
         ):
             return downgraded(Step(after, taken.replies, taken.facts), cluster, now_ms, settings)
         return taken

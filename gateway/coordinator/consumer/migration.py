@@ -230,18 +230,18 @@ def _undrained(
 
 
 def is_left_to_classic_members(
-    before: ConsumerGroup, after: ConsumerGroup, facts: Sequence[Fact], settings: Settings
+    before: ConsumerGroup, after: ConsumerGroup, facts: Sequence[Fact], settings: Settings, *, later: bool
 ) -> bool:
-    """Return whether this step removed the last member of the consumer protocol, and the remaining members can form a
-    classic group.
+    """Return whether this step removed the last member of the consumer protocol, or an earlier one did if it may be
+    `later`, and the remaining members can form a classic group.
     """
     consumer_settings = settings.consumer_for(after.group_id)
     return (
-        any(isinstance(fact, MemberLeft) for fact in facts)
+        (later or any(isinstance(fact, MemberLeft) for fact in facts))
         and consumer_settings.migration_policy in DOWNGRADES
         and bool(after.members)
         and all(member.classic is not None for member in after.members.values())
-        and any(member.classic is None for member in before.members.values())
+        and (later or any(member.classic is None for member in before.members.values()))
         and len(after.members) <= settings.group_max_size
     )
 

@@ -864,6 +864,19 @@ def test_coordinator_that_is_behind_does_not_downgrade_a_group(returns: bool):
     assert held(scene) == {"k": {"u": {0, 1}}, "b": {}}
 
 
+def test_coordinator_downgrades_a_group_when_it_is_no_longer_behind():
+    scene, epoch = mixed()
+    known, scene.cluster = scene.cluster, behind(scene)
+    scene.beat("a", -1)
+    assert scene.is_consumer
+    scene.play(ClusterChanged())
+    assert scene.is_consumer, "it has not read all topics yet"
+    scene.cluster = known
+    scene.play(ClusterChanged())
+    assert not scene.is_consumer
+    assert scene.alive("k", epoch) is REBALANCE
+
+
 def test_a_downgraded_group_survives_a_restart():
     scene, epoch = mixed()
     scene.beat("a", -1)
