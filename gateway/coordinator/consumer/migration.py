@@ -176,7 +176,7 @@ def _held(
     group: Group, read: dict[MemberId, Subscription], given: dict[MemberId, Partitions], cluster: Cluster
 ) -> dict[MemberId, Partitions]:
     """Return the partitions that each member may own, each partition once. Assigned partitions take precedence over
-    claimed ones.
+    claimed ones, and claims of a later generation over older ones (KIP-429).
 
     A member that waits at the join barrier has just reported what it owns. So has a member that has not received its
     assignment, even if it waits for another to release partitions. An eager member that has joined owns only what it
@@ -194,7 +194,8 @@ def _held(
     held = dict.fromkeys(group.members, NOTHING)
     taken = NOTHING
     for shares in (given, claimed):
-        for member_id, share in shares.items():
+        for member_id in sorted(shares, key=lambda each: -read[each].generation_id):
+            share = shares[member_id]
             free = difference(share, intersection(share, taken))
             held[member_id] = union(held[member_id], free)
             taken = union(taken, free)

@@ -556,6 +556,22 @@ def test_coordinator_that_is_behind_does_not_upgrade_a_group():
     assert held(scene) == {"k": {"u": {0, 1}}, "a": {}}
 
 
+def test_of_two_claims_to_a_partition_the_later_one_counts_in_an_upgrade():
+    """Another member may have received a partition since one claimed it, as if its topic was deleted and created
+    again."""
+    scene = Mixed()
+    cooperative = "cooperative-sticky"
+    scene.join("", offer(cooperative), new_id="k")
+    scene.sync("k", 1, {"k": ALL})
+    scene.join("", offer(cooperative), new_id="l")
+    scene.join("k", offer(cooperative, owned=ALL, generation=1))
+    scene.sync("k", 2, {"k": {"t": {0, 1}}, "l": GIVEN})
+    scene.sync("l", 2)
+    scene.join("l", offer(cooperative, owned=GIVEN, generation=2))
+    scene.enter("a")
+    assert held(scene) == {"k": {"t": {0, 1}}, "l": GIVEN, "a": {}}
+
+
 def test_coordinator_that_is_behind_an_upgrade_takes_no_topic_away():
     """A static member has returned with the other protocol, so no target was computed for the consumer group."""
     scene = Mixed()
