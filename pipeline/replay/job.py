@@ -168,9 +168,10 @@ class Replay:
             self._lines.step(f"batch {done.batch}", rows, time.monotonic() - started, left, event="committed",
                              batch=done.batch)  # fmt: skip
         if not self._stop.asked:
-            self._check_held(done)
+            records = {key: end - done.plan.bases[key] for key, end in bases.items()}
+            self._check_held(done.plan, records)
             if not self._arguments.no_compare:
-                self._compare(done.plan)
+                self._compare(done.plan, records)
         words = "stopped; start it again to go on" if self._stop.asked else "done"
         self._lines.say(f"{words}: the offset map is {self._map}", event="end")
 
@@ -437,13 +438,15 @@ class Replay:
         )
         return {asked.topics[row.topic]: row.oldest for row in rows}
 
-    def _check_held(self, done: Done) -> None:
-        """Compare the targets with the offset map. Raise PipelineError if a replayed record no longer exists."""
-        logs = self._cluster.logs(sorted(done.plan.target_ids), read_committed=False)
-        records = topics.check_held(done.plan.bases, self._written(None), logs)
-        self._lines.say(f"the targets hold all {records:,} records that were replayed", event="held", records=records)
+    def _check_held(self, plan: Plan, records: Mapping[Partition, int]) -> None:
+        """Compare the targets with the number of replayed records of each partition. Raise PipelineError if one of them
+        no longer exists.
+        """
+        logs = self._cluster.logs(sorted(plan.target_ids), read_committed=False)
+        held = topics.check_held(plan.bases, records, logs)
+        self._lines.say(f"the targets hold all {held:,} records that were replayed", event="held", records=held)
 
-    def _compare(self, plan: Plan) -> None:
+    def _compare(self, plan: Plan, records: Mapping[Partition, int]) -> None:
         """Read the targets and compare them with the archive. Raise PipelineError if a record differs."""
         compacted = sorted(self._cluster.compacted(plan.target_ids))
         if compacted:
@@ -451,8 +454,7 @@ class Replay:
                 f"{', '.join(compacted)}: not compared, because compaction removes records", event="compacted"
             )
         bases = {key: base for key, base in plan.bases.items() if key[0] not in compacted}
-        written = self._written(None)
-        work = pieces(Range(*key, base, base + written.get(key, 0)) for key, base in sorted(bases.items()))
+        work = pieces(Range(*key, base, base + records[key]) for key, base in sorted(bases.items()))
         count = sum(each.records for each in work)
         if not count:
             return
