@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,15 +77,21 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     opened.stop()
 
 
-@pytest.fixture(scope="module")
-def interpreted(spark: SparkSession) -> Iterator[None]:
-    """Interpret plans instead of compiling them. This is for modules whose tests run many plans over few rows."""
+@contextmanager
+def interpreting(spark: SparkSession) -> Iterator[None]:
+    """Interpret plans instead of compiling them, for many plans over few rows."""
     before = {name: spark.conf.get(name) for name in INTERPRETED}
     for name, value in INTERPRETED.items():
         spark.conf.set(name, value)
     yield
     for name, value in before.items():
         spark.conf.set(name, value)
+
+
+@pytest.fixture(scope="module")
+def interpreted(spark: SparkSession) -> Iterator[None]:
+    with interpreting(spark):
+        yield
 
 
 @pytest.fixture(params=["postgres", "folder"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,6 +27,7 @@ from pipeline.schema import DATA, RESCUED
 from tests.closing import close
 from tests.gateway_process import GatewayProcess
 from tests.pipeline import jobs, topics
+from tests.pipeline.conftest import interpreting
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -778,6 +780,13 @@ def test_replay_is_not_continued_with_other_offsets_or_with_a_filter_that_change
         jobs.replay(spark, gateway.bootstrap, out, *options, *until[:3], f'{{"{topic}": {{"0": 30}}}}')
 
 
+@pytest.fixture
+def interpreted_plans(spark: SparkSession) -> Iterator[None]:
+    with interpreting(spark):
+        yield
+
+
+@pytest.mark.usefixtures("interpreted_plans")
 @pytest.mark.parametrize("partition_map", ["same", "key:3"])
 def test_a_replay_is_compared_with_its_archive_at_the_end(
     spark: SparkSession, gateway: GatewayProcess, out: str, partition_map: str
