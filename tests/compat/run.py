@@ -35,7 +35,7 @@ from tests.compat.control import Control
 from tests.compat.process import Limit, end_all, run_limited
 from tests.compat.report import OUTCOMES, Row, SuiteResult
 from tests.compat.suites import CACHE, ROOT, Suite, SuiteError, discover
-from tests.postgres import cluster_directory
+from tests.postgres import short_directory
 from tests.rotation import PARTS
 
 SETTINGS = {"group.initial.rebalance.delay.ms": "0"}
@@ -161,7 +161,7 @@ def _run(
     if not limit.left_s:
         return [_reported(Row(WHOLE_SUITE, "failed", 0.0, f"not run: {limit.reached(0)} has passed"), on_row)]
 
-    with cluster_directory() as data, contextlib.ExitStack() as stack:
+    with short_directory() as data, contextlib.ExitStack() as stack:
         gateway = broker.process(data, {**SETTINGS, **suite.settings})
         stack.callback(shutil.copy, gateway.log_path, directory / "gateway.log")
         stack.callback(gateway.close)

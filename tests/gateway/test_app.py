@@ -14,6 +14,7 @@ from pathlib import Path
 from platform import python_version
 
 import asyncpg
+import pytest
 
 from gateway.apis import SERVED
 from gateway.app import App

@@ -33,7 +33,7 @@ from tests.disks import Disk as SmallDisk
 from tests.disks import mounted_at
 from tests.gateway_process import ROOT, GatewayProcess, find_coordinator, free_ports
 from tests.objects.s3_server import BUCKET, PROGRAMS, Fault, FaultyRoad, S3Server
-from tests.postgres import LoopThread, cluster_directory
+from tests.postgres import LoopThread, short_directory
 from tests.standby import ReplicatedPostgres, running, sleeping, suspend
 from tests.trust.links import Link
 from tests.trust.powercut import Disk, Lost, compiler
@@ -490,7 +490,7 @@ def world(
     """
     loop = LoopThread()
     try:
-        with cluster_directory() as directory:
+        with short_directory() as directory:
             made = World(*(loop, directory, root), store=store, standby=standby, postgres=postgres or {})
             try:
                 for _ in range(nodes):
