@@ -40,16 +40,22 @@ BLOCKS_WITH_TOPICS = max(1, BLOCKS // 5)
 """Seeds of runs in which topics are created, extended, deleted and recreated."""
 BLOCKS_THAT_ROLL = max(1, BLOCKS // 5)
 """Seeds of runs in which classic members offer the eager protocol, the cooperative one, or both."""
+BLOCKS_THAT_LAG = max(1, BLOCKS // 5)
+"""Seeds of runs in which the group moves to nodes that have not read the newest topics."""
+FIND_A_LOST_DOWNGRADE = (228, 511)
+"""Seeds in which the last consumer member leaves while the node is behind."""
 FIND_A_REFUSED_SYNC = (92, 120)
 """Seeds in which a member syncs with its own first protocol after a downgrade."""
 
 
-def conversions_seen(block: int, *, topics_change: bool = False, rolls: bool = False) -> set[Conversion]:
+def conversions_seen(
+    block: int, *, topics_change: bool = False, rolls: bool = False, lags: bool = False
+) -> set[Conversion]:
     """Run one block of seeds, each of which must keep the rules. Return the conversions of groups that happened."""
     seen: set[Conversion] = set()
     for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
         servers: list[MixedServer] = []
-        outcome = run_with(seed, servers.append, topics_change=topics_change, rolls=rolls)
+        outcome = run_with(seed, servers.append, topics_change=topics_change, rolls=rolls, lags=lags)
         assert outcome.foul is None, f"seed {seed}: {outcome.foul}\n" + "\n".join(outcome.told[-40:])
         seen.update(servers[0].conversions)
     return seen
@@ -73,6 +79,26 @@ def test_every_seeded_run_with_changing_topics_keeps_the_rules(block: int) -> No
 def test_every_seeded_run_of_a_rolling_upgrade_keeps_the_rules(block: int) -> None:
     """The same rules with eager and cooperative members. No member is refused because of its protocol."""
     assert conversions_seen(block, rolls=True) == set(Conversion)
+
+
+@pytest.mark.parametrize("block", first_always(range(BLOCKS_THAT_LAG), 1))
+def test_every_seeded_run_with_nodes_that_are_behind_keeps_the_rules(block: int) -> None:
+    """The same rules. A node takes away no topic that it has not read, and does not take it for deleted."""
+    assert conversions_seen(block, topics_change=True, lags=True) == set(Conversion)
+
+
+def test_downgrade_that_is_not_tried_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_left = machine.is_left_to_classic_members
+    monkeypatch.setattr(
+        machine,
+        "is_left_to_classic_members",
+        lambda *given, later: not later and is_left(*given, later=False),
+    )
+    assert finds(
+        range(600),
+        lambda seed: run(seed, topics_change=True, lags=True).foul is not None,
+        found_before=FIND_A_LOST_DOWNGRADE,
+    )
 
 
 def test_refused_sync_after_a_downgrade_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,11 @@ class ClassicClient:
         self.choose_topics()
 
     @property
+    def _counts(self) -> dict[str, int]:
+        """Partition counts of all topics, as the node shows them."""
+        return {name: topic.partition_count for name, topic in self._server.read_topics.topics.items()}
+
+    @property
     def _server(self) -> MixedServer:
         """Return the server that answers classic members."""
         return cast("MixedServer", self.world.server)
@@ -253,10 +258,11 @@ class ClassicClient:
 
     def _look(self, members: tuple[JoinedMember, ...]) -> dict[str, int | None]:
         names = {name for member in members for name in decode_subscription(member.metadata).topics}
-        return {name: self.world.partition_counts.get(name) for name in sorted(names)}
+        counts = self._counts
+        return {name: counts.get(name) for name in sorted(names)}
 
     def _sees_news(self) -> bool:
-        counts, watched = self.world.partition_counts, self._watched
+        counts, watched = self._counts, self._watched
         return watched is not None and any(counts.get(name) != count for name, count in watched.items())
 
     def _assign(self, members: tuple[JoinedMember, ...]) -> dict[MemberId, bytes]:
@@ -271,7 +277,7 @@ class ClassicClient:
                         holder[topic, index] = max(holder.get((topic, index), (-2, NO_ID)), claim)
         shares: dict[MemberId, dict[str, list[int]]] = {member_id: {} for member_id in read}
         turn = 0
-        for name, count in self.world.partition_counts.items():
+        for name, count in self._counts.items():
             readers = sorted(member_id for member_id, each in read.items() if name in each.topics)
             for index in range(count if readers else 0):
                 member_id = readers[turn % len(readers)]

@@ -17,6 +17,7 @@ from uuid import UUID
 
 from gateway.coordinator.classic.machine import CLASSIC
 from gateway.coordinator.classic.model import Group, GroupState
+from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import ConsumerGroup, MemberState
 from gateway.coordinator.consumer.model import GroupState as ConsumerState
@@ -29,8 +30,17 @@ from gateway.coordinator.facts import (
     MemberId,
     MemberLeft,
 )
-from gateway.coordinator.handoff import Awaits, Drained
-from gateway.coordinator.machine import ConnectionClosed, ConnectionId, Machines, Request, Step, StoredGroup, Tick
+from gateway.coordinator.handoff import Awaits, Drained, HandoffEnd, HandoffEnded
+from gateway.coordinator.machine import (
+    ClusterChanged,
+    ConnectionClosed,
+    ConnectionId,
+    Machines,
+    Request,
+    Step,
+    StoredGroup,
+    Tick,
+)
 from gateway.coordinator.requests import HandoffProgress, JoinGroup
 from gateway.coordinator.settings import Settings
 from gateway.groups.slot import Unstored
@@ -60,22 +70,28 @@ offers both is an eager one, also if the group uses the cooperative protocol.
 AnyClient = Client | ClassicClient
 
 
-def run(seed: int, *, topics_change: bool = False, rolls: bool = False) -> Outcome:
-    return run_with(seed, lambda server: None, topics_change=topics_change, rolls=rolls)
+def run(seed: int, *, topics_change: bool = False, rolls: bool = False, lags: bool = False) -> Outcome:
+    return run_with(seed, lambda server: None, topics_change=topics_change, rolls=rolls, lags=lags)
 
 
 def run_with(
-    seed: int, begun: Callable[[MixedServer], object], *, topics_change: bool = False, rolls: bool = False
+    seed: int,
+    begun: Callable[[MixedServer], object],
+    *,
+    topics_change: bool = False,
+    rolls: bool = False,
+    lags: bool = False,
 ) -> Outcome:
     """Run one seed. `begun` is called with the server of the run. If it `rolls`, the classic members are in the middle
-    of a rolling upgrade between the eager protocol and the cooperative one.
+    of a rolling upgrade between the eager protocol and the cooperative one. If it `lags`, the group moves to nodes that
+    know older topics.
     """
     world = World(seed)
     try:
         server = MixedServer(world, closely=seed % SEEDS_PER_CLOSE_LOOK == 0)
         world.server = server
         begun(server)
-        _Play(world, server, topics_change=topics_change, rolls=rolls).run()
+        _Play(world, server, topics_change=topics_change, rolls=rolls, lags=lags).run()
     except Exception as error:
         return Outcome(seed, str(error) if isinstance(error, FoulError) else repr(error), world.told)
     return Outcome(seed, None, world.told)
@@ -101,10 +117,54 @@ class MixedServer(Server):
         """True after everything has settled once. From then on only a careful operator acts, so no member may be
         removed.
         """
+        self._behind: Cluster | None = None
+        """Older topics that the node knows. None: it has read the newest."""
         self._unstored = Unstored()
         self._waiting: dict[int, tuple[str, Callable[[Any], None]]] = {}
         self._given_up: set[str] = set()
         self._closed: set[str] = set()
+
+    # --- a node that is behind ----------------------------------------------------------------------------------------
+
+    @property
+    def read_topics(self) -> Cluster:
+        """The topics that the node has read, and shows to clients. It lacks no deletion: a classic client names topics,
+        so it would take the partitions of a deleted one for those of a new one with the same name.
+        """
+        newest = self.world.cluster
+        if self._behind is None or not self._behind.by_id.keys() <= newest.by_id.keys():
+            self._behind = None
+            return newest
+        return self._behind
+
+    def move_behind(self) -> None:
+        """Move the group to a node that has not read the last changes of the topics yet."""
+        world, chance = self.world, self.world.moves
+        if self.up:
+            world.tell("the next node knows older topics")
+            self._behind = chance.choice(world.clusters[-3:-1] or world.clusters)
+            self._restore()
+            self._arm()
+            world.after(chance.randint(10, 5_000), self._catch_up)
+
+    def _catch_up(self) -> None:
+        self._behind = None
+        self.apply(ClusterChanged())
+
+    def _check_what_is_unread(self, before: Any, taken: Step, read: Cluster) -> None:
+        """Check that the node neither revokes partitions of topics that it has not read yet, nor takes such a topic for
+        deleted.
+        """
+        unread = frozenset(self.world.cluster.by_id) - read.by_id.keys()
+        for fact in taken.facts:
+            if isinstance(fact, HandoffEnded) and fact.reason is HandoffEnd.PARTITION_DELETED:
+                require(fact.topic not in unread, "{} is not deleted", fact)
+        after = taken.group
+        if isinstance(before, ConsumerGroup) and isinstance(after, ConsumerGroup):
+            for member_id in before.members.keys() & after.members.keys():
+                had = only_topics(before.members[member_id].assigned, unread)
+                gone = difference(had, after.members[member_id].assigned)
+                require(not gone, "{} must release {}, which the node does not know", member_id, gone)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -137,10 +197,12 @@ class MixedServer(Server):
             return None
         world, before = self.world, self.group
         copy = repr(before) if self.closely else ""
-        taken = MACHINES.step(before, event, world.cluster, world.now_ms, self.settings)
+        cluster = self.read_topics
+        taken = MACHINES.step(before, event, cluster, world.now_ms, self.settings)
         require(not self.closely or repr(before) == copy, "the group that was given has been mutated by {}", event)
         if taken.facts or type(event).__name__ != "Heartbeat":
             world.tell(_told(event, taken))
+        self._check_what_is_unread(before, taken, cluster)
         asked = event.request_id if isinstance(event, Request) else None
         self._unstored.note(taken.facts)
         if MACHINES.must_store(taken):
@@ -359,10 +421,11 @@ def _told(event: object, taken: Step) -> str:
 
 
 class _Play(Play[AnyClient]):
-    def __init__(self, world: World, server: MixedServer, *, topics_change: bool, rolls: bool) -> None:
+    def __init__(self, world: World, server: MixedServer, *, topics_change: bool, rolls: bool, lags: bool) -> None:
         super().__init__(world)
         self.server = server
         self.topics_change = topics_change
+        self.lags = lags
         self.offers = (world.random.choice((EAGER, COOPERATIVE, COOPERATIVE)),)
         """Each classic client offers one of these lists of protocols. All members can speak one protocol."""
         if rolls:
@@ -378,6 +441,8 @@ class _Play(Play[AnyClient]):
         for _ in range(world.random.randint(1, 3)):
             world.after(world.random.randint(0, 3_000), self._add_classic)
         self._disturb()
+        if self.lags:
+            self._move()
         world.run_until(FOUL_MS)
         self.calm_down()
         self.settle(SETTLE_MS)
@@ -394,6 +459,12 @@ class _Play(Play[AnyClient]):
         self.settle(CODA_MS)
         newcomer.leave()
         self.settle(CODA_MS)
+
+    def _move(self) -> None:
+        """Move the group now and then, without any effect on the other random choices."""
+        if not self.world.calm:
+            self.server.move_behind()
+            self.world.after(self.world.moves.randint(1, 4_000), self._move)
 
     def _disturb(self) -> None:
         server = self.server

@@ -55,6 +55,8 @@ class World:
         were added.
         """
         self.slow_share = self.tempers.choice((0, 0, 0.5, 1))
+        self.moves = Random(f"moves of {seed}")
+        """Random source for the moves of a group to nodes that know older topics."""
         self.now_ms = 0
         self.told: list[str] = []
         self.weather = Weather()
@@ -66,6 +68,8 @@ class World:
         """Names of every topic that has ever existed."""
         self.topic_ids = {name: self.new_topic_id(name) for name in self.partition_counts}
         self._revision = 0
+        self.clusters: list[Cluster] = []
+        """The topics after each change."""
         self.cluster = self._cluster()
         self.clients: list[Client] = []
         self.stuck: list[ConsumerGroupHeartbeat] = []
@@ -77,7 +81,8 @@ class World:
             name: ClusterTopic(self.topic_ids[name], name, count) for name, count in self.partition_counts.items()
         }
         self._revision += 1
-        return Cluster(topics, {topic.topic_id: topic for topic in topics.values()}, self._revision)
+        self.clusters.append(Cluster(topics, {topic.topic_id: topic for topic in topics.values()}, self._revision))
+        return self.clusters[-1]
 
     def new_topic_id(self, name: str) -> UUID:
         topic_id = UUID(int=self.random.getrandbits(128))
