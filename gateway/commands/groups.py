@@ -69,7 +69,7 @@ def add_reset_offsets(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("group")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--to-earliest", action="store_true", help="the log's start")
-    where.add_argument("--to-latest", action="store_true", help="the log's end, or the first open transaction")
+    where.add_argument("--to-latest", action="store_true", help="the log's end")
     where.add_argument("--to-offset", type=int, metavar="OFFSET", help="held within the log")
     where.add_argument("--to-time", type=_time_ms, metavar="ISO8601", help="the first record at or after a time (UTC)")
     where.add_argument("--shift-by", type=int, metavar="RECORDS", help="from what is committed; held within the log")

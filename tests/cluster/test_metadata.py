@@ -481,7 +481,7 @@ async def test_queries_of_an_idle_cluster_do_not_grow_with_what_it_holds(cluster
     nodes = cluster(2)
     postgres = await asyncpg.connect(database_url)
 
-    async def transactions(seconds: float = 5.0) -> float:
+    async def transactions(seconds: float = 8.0) -> float:
         """Return the transactions per second of all nodes together."""
         counted = "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
         before = await postgres.fetchval(counted)
@@ -490,7 +490,7 @@ async def test_queries_of_an_idle_cluster_do_not_grow_with_what_it_holds(cluster
 
     try:
         async with connected([node for node in nodes for _ in range(20)]) as clients:
-            await asyncio.sleep(3.0)  # A node that has just started sends more queries.
+            await asyncio.sleep(8.0)  # A node that has just started sends more queries.
             little = await transactions()
             topics = [fresh("idle") for _ in range(10)]
             for topic in topics:
@@ -502,7 +502,7 @@ async def test_queries_of_an_idle_cluster_do_not_grow_with_what_it_holds(cluster
                 client.send_nowait(fetch(topics[number % 10], 1, max_wait_ms=25_000), 11)
                 for number, client in enumerate(clients)
             ]
-            await asyncio.sleep(3.0)
+            await asyncio.sleep(8.0)
             much = await transactions()
             assert not any(each.done() for each in waiting)
     finally:

@@ -556,7 +556,7 @@ def test_coordinator_that_is_behind_does_not_upgrade_a_group():
     assert held(scene) == {"k": {"u": {0, 1}}, "a": {}}
 
 
-def test_of_two_claims_to_a_partition_the_later_one_counts_in_an_upgrade():
+def test_later_one_of_two_claims_to_a_partition_counts_in_an_upgrade():
     """Another member may have received a partition since one claimed it, as if its topic was deleted and created
     again."""
     scene = Mixed()
